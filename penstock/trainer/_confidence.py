@@ -109,7 +109,7 @@ class Resamples:
             if scalars[r, -1]:
                 sums = _metrics.Sums(scalars[r], tuple(parts))
                 values.append(_metrics.compute_values_of(sums, structure))
-        return values, scalars[-1]
+        return values, np.asarray(scalars[-1])
 
     def _resample_rows(self, metric: RowMetric) -> Iterator[Any]:
         """Yield a row metric's value of all examples, then of resamples of them."""
