@@ -315,17 +315,27 @@ def compute_values(
     Scalars are Python floats; values with a batch axis are averaged over it. A metric that keeps
     rows is None without those of the whole set.
     """
-    scalars, arrays = jax.device_get((accumulator.scalars, accumulator.arrays))
-    # Both halves of the pair, in float64 on the host.
-    sums = scalars.astype(np.float64).sum(axis=0)
-    num_examples = sums[-1]
-    if not num_examples:
+    sums = add_halves(jax.device_get(accumulator))
+    if not sums.scalars[-1]:
         raise NoExamplesError("a mean over examples got no example, expected at least one.")
-    scalar_sums = iter(sums)
-    array_sums = iter([np.asarray(pair, np.float64).sum(axis=0) for pair in arrays])
-    num_sums = sum([item.num_scalars for item in structure.items])
+    return compute_values_of(sums, structure, rows)
+
+
+def add_halves(accumulator: Accumulator, axis: int = 0) -> Sums:
+    """Return sums in float64 on the host: both halves of each pair, which are along the axis."""
+    halves = jax.tree.map(lambda x: np.asarray(x, np.float64).sum(axis=axis), accumulator)
+    return Sums(*halves)
+
+
+def compute_values_of(
+    sums: Sums, structure: Structure, rows: Sequence[RowMetric] = ()
+) -> list[Any]:
+    """Return means and metrics of sums in float64; see `compute_values`."""
+    scalar_sums, array_sums = iter(sums.scalars), iter(sums.arrays)
+    num_examples = sums.scalars[-1]
+    num_counts = sum([item.counts_words for item in structure.items])
     # An epoch without a word has the mean 0, as a batch has.
-    word_counts = iter(np.maximum(sums[num_sums:-1], 1))
+    word_counts = iter(np.maximum(sums.scalars[-1 - num_counts : -1], 1))
     values: list[Any] = []
     row_metrics = iter(rows)
     for item in structure.items:

@@ -121,21 +121,22 @@ Auxiliary: TypeAlias = tuple[tuple[str, ...], tuple[object, ...]]
 """Names of all fields, sums first, and the values of the settings."""
 
 
-def _name_fields(metric: object) -> tuple[list[str], list[str]]:
-    if not dataclasses.is_dataclass(metric):
+@functools.cache  # a resampled test takes metrics apart thousands of times
+def _name_fields(kind: type) -> tuple[list[str], list[str]]:
+    if not dataclasses.is_dataclass(kind):
         raise TypeError(
-            f"{type(metric).__name__} got no fields, expected a dataclass: its fields are the "
+            f"{kind.__name__} got no fields, expected a dataclass: its fields are the "
             "sums. Write @dataclasses.dataclass(frozen=True) above the class."
         )
     sums: list[str] = []
     settings: list[str] = []
-    for field in dataclasses.fields(metric):
+    for field in dataclasses.fields(kind):
         (settings if field.metadata.get("static") else sums).append(field.name)
     return sums, settings
 
 
 def _flatten(metric: object) -> tuple[list[tuple[object, object]], Auxiliary]:
-    sums, settings = _name_fields(metric)
+    sums, settings = _name_fields(type(metric))
     values = [(jax.tree_util.GetAttrKey(name), getattr(metric, name)) for name in sums]
     return values, ((*sums, *settings), tuple(getattr(metric, name) for name in settings))
 

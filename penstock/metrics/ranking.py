@@ -94,7 +94,8 @@ def _average(
     is_known = ~np.isnan(values) & (weights > 0)
     if not is_known.any():
         return float("nan") if np.isnan(values).any() else 0.0
-    return float(np.average(values[is_known], weights=weights[is_known]))
+    values, weights = values[is_known], weights[is_known]
+    return float(np.sum(values * weights) / np.sum(weights))
 
 
 @dataclasses.dataclass(frozen=True)

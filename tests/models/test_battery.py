@@ -1,5 +1,6 @@
 """What every network of the library keeps to, whatever it computes."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -11,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock import layers, models
 from penstock.layers import _convolution
+from tests import compiling
 from tests.models.reference import FASTNN, PUBLISHED, Published
 from tests.models.shapes import LARGE, count, shapes_of, slow_if_large
 
@@ -234,8 +236,12 @@ def names_in(builder):
     return {row.name for row in builder.parameter_table()}
 
 
+# Unoptimized, a step of their hundred million weights takes longer than all that compiles.
+DENSE = ("alexnet", "oneflow_alexnet", "overfeat", "vgg")
+
+
 def check_training(name, **changes):
-    """Train a few steps on one batch: its loss falls, and everything stays finite."""
+    """Train on one batch until its loss falls, soon; everything stays finite."""
     builder = training_builder(name, **changes)
     # Inception v3's auxiliary head is named after the size of its kernel, which images decide.
     own = {n for n in shapes_of(name).parameters if not n.startswith("AuxLogits/Conv2d_2a_")}
@@ -245,16 +251,24 @@ def check_training(name, **changes):
     batch = {"image": images, "label": np.arange(4)[:, None] % 4}
     losses = []
     for _ in range(4):
-        state, metrics = builder.train(state, batch)
+        with compiling.as_users_do() if name.startswith(DENSE) else contextlib.nullcontext():
+            state, metrics = builder.train(state, batch)
         losses.append(float(metrics["loss"]))
+        if losses[-1] < losses[0]:
+            break
     assert np.isfinite(losses).all()
-    assert min(losses[1:]) < losses[0]
+    assert losses[-1] < losses[0]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.variables))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "changes"), [("resnet_cifar10", {"depth": 8}), ("nasnet_cifar", {"num_cells": 3})]
+    ("name", "changes"),
+    [
+        ("resnet_cifar10", {"depth": 8}),
+        ("nasnet_cifar", {"num_cells": 3}),
+        ("keras_nasnet_mobile", {"num_cells": 3}),  # by its depth it is nasnet_mobile
+    ],
 )
 def test_a_step_of_training_lowers_the_loss_of_shallower_networks(name, changes):
     check_training(name, **changes)
@@ -263,7 +277,8 @@ def test_a_step_of_training_lowers_the_loss_of_shallower_networks(name, changes)
 # The deeper and wider of those whose functions a smaller one trains: minutes of compiling each.
 DEEPEST = {
     *("resnet_v1_200", "resnet_v2_200", "keras_resnet_v2_152"),
-    *("nasnet_cifar", "nasnet_large", "keras_nasnet_large", "pnasnet_large"),
+    *("nasnet_cifar", "nasnet_large", "pnasnet_large"),
+    *("keras_nasnet_mobile", "keras_nasnet_large"),
 }
 
 

@@ -41,7 +41,7 @@ def read(original: Original, folder: Path) -> dict[str, np.ndarray]:
     """Return all that is read of a set, batches joined; what `convert` makes as its digest."""
     if original.reads == "convert":
         return {"made": np.frombuffer(_convert(original, folder), np.uint8)}
-    reader = readers.dataset(original.name, original.split, 4, dataset_dir=folder, num_workers=1)
+    reader = readers.dataset(original.name, original.split, 16, dataset_dir=folder, num_workers=1)
     batches = list(reader())
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 

@@ -297,6 +297,8 @@ def run_cases(cases: range, folder: Path) -> None:
     path = folder / "part-0"
     for case in cases:
         file = damaged(case)
+        # A new one each time: a file that is truncated and written is flushed when it is closed.
+        path.unlink(missing_ok=True)
         path.write_bytes(file.data)
         if case % READER_EVERY == READER_EVERY - 1:
             check_reader(file, path, case // READER_EVERY)
