@@ -23,8 +23,8 @@ SIZES = (24, 19, 1)
 """Batch sizes: one that fills every place, one that leaves of eight devices one with a row of three
 and one with none, and one example, for which a device has a single row or nothing."""
 
-TWO_PROCESSES_SIZES = SIZES[1:2]
-"""What two processes run: they have unlike parts of it. Of the others they would pad even parts."""
+TEST_SIZES = SIZES[1:2]
+"""What two processes test with too: they have unlike parts of it."""
 
 NUM_STEPS = 3
 
@@ -207,11 +207,13 @@ def run(
     devices: Sequence[jax.Device] | None,
     sizes: Sequence[int],
     share: Callable[[Any], Any] = lambda feed: feed,
+    test_sizes: Sequence[int] = SIZES,
 ) -> dict[int, Run]:
     """Train and test a case with penstock, for each batch size from the same initial state.
 
     Arguments:
       share: returns this process's part of a global batch.
+      test_sizes: those of the sizes with which it is tested too.
     """
     with jax.numpy_rank_promotion("allow"):  # as people write
         builder, made = _make_builder(case, devices), {}
@@ -222,7 +224,7 @@ def run(
                     state, values = builder.train(state, share(case.feed(size, seed)), name)
                     steps.append(_read(values))
             batch, names = share(case.feed(size, NUM_STEPS)), case.functions
-            tested = [_read(builder.test(state, batch, name)) for name in names]
+            tested = [_read(builder.test(state, batch, n)) for n in names if size in test_sizes]
             made[size] = Run(steps, _flatten(state.variables), tested)
     return made
 

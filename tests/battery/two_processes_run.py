@@ -9,7 +9,7 @@ import penstock as ps
 
 ps.distributed.initialize()
 
-from tests.battery.harness import CASES, TWO_PROCESSES_SIZES, find_losses, run  # noqa: E402
+from tests.battery.harness import CASES, SIZES, TEST_SIZES, find_losses, run  # noqa: E402
 from tests.battery.test_battery import THEMES  # noqa: E402, F401
 
 file, names = sys.argv[1], sys.argv[2:] or list(CASES)
@@ -26,7 +26,7 @@ def share(feed):
 
 found = {}
 for name in names:
-    made = run(CASES[name], None, TWO_PROCESSES_SIZES, share)
+    made = run(CASES[name], None, SIZES[:2], share, TEST_SIZES)
     # The losses: rows are of each process its own.
     found[name] = {size: find_losses(each) for size, each in made.items()}
 if index == 0:
