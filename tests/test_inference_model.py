@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -126,10 +127,16 @@ def save(tmp_path, infer_func, **options):
     return trainer, path
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return `save` for files that tests only read: each function is traced and exported once."""
+    return functools.cache(lambda infer_func: save(tmp_path_factory.mktemp("saved"), infer_func))
+
+
 @pytest.mark.quick("images", "tag_words")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_file_answers_what_the_inferencer_answers(name, tmp_path):
-    trainer, path = save(tmp_path, PROGRAMS[name])
+def test_a_file_answers_what_the_inferencer_answers(name, saved):
+    trainer, path = saved(PROGRAMS[name])
     model = ps.InferenceModel.load(path, place=one_device())
     for count in (1, 3, 5):
         feed = make_feed(count)
@@ -138,8 +145,8 @@ def test_a_file_answers_what_the_inferencer_answers(name, tmp_path):
         assert_same_bits(answer, expected)
 
 
-def test_programs_of_other_platforms_are_not_written_for_cpus(tmp_path):
-    _, path = save(tmp_path, images)
+def test_programs_of_other_platforms_are_not_written_for_cpus(saved):
+    _, path = saved(images)
     programs = _model_file.read_manifest(path).programs
     assert [p.platforms for p in programs] == [("cpu",), ("cuda", "tpu")]
     assert programs[0].options
@@ -174,8 +181,8 @@ def test_a_network_of_the_library_answers_the_same_from_its_file(name, tmp_path)
 
 
 @pytest.mark.parametrize("count", [64, 1000])
-def test_large_batches_are_answered(count, tmp_path):
-    trainer, path = save(tmp_path, draw_images)
+def test_large_batches_are_answered(count, saved):
+    trainer, path = saved(draw_images)
     feed = make_feed(count)
     assert_same_bits(ps.InferenceModel.load(path).infer(feed), trainer.infer(feed))
 
@@ -202,16 +209,17 @@ def run(code, *words):
     subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, words)], check=True)
 
 
-def test_a_file_is_read_without_penstock(tmp_path):
-    trainer, path = save(tmp_path, images)
+def test_a_file_is_read_without_penstock(saved, tmp_path):
+    trainer, path = saved(images)
     image = make_feed(4)["image"].astype(np.float32)
     np.save(tmp_path / "in.npy", image)
     run(READER, path, tmp_path / "in.npy", tmp_path / "out.npy")
     assert_same_bits(np.load(tmp_path / "out.npy"), trainer.infer({"image": image}))
 
 
-def test_a_model_is_loaded_without_flax_and_optax(tmp_path):
-    _, path = save(tmp_path, images, names=list("abcdefghij"))
+def test_a_model_is_loaded_without_flax_and_optax(saved, tmp_path):
+    path = tmp_path / "model.penstock"
+    saved(images)[0].save_inference_model(path, names=list("abcdefghij"))
     code = """
         import sys
         import numpy as np
@@ -248,9 +256,10 @@ def test_classes_of_pictures_are_named_as_their_preprocessing_asks(tmp_path):
         model.predict(np.stack([cropped, cropped]))
 
 
-def test_sentences_become_ids_of_a_vocabulary(tmp_path):
+def test_sentences_become_ids_of_a_vocabulary(saved, tmp_path):
     vocabulary = {"<unk>": 0, "the": 1, "cat's": 2}
-    trainer, path = save(tmp_path, classify_words, names=["bad", "good"], vocabulary=vocabulary)
+    trainer, path = saved(classify_words)[0], tmp_path / "model.penstock"
+    trainer.save_inference_model(path, names=["bad", "good"], vocabulary=vocabulary)
     model = ps.InferenceModel.load(path, place=one_device())
     answer = model.predict(["The cat's, hat", ""])[0]
     row = trainer.infer({"words": [np.array([1, 2, 0])]})[0]
@@ -258,14 +267,14 @@ def test_sentences_become_ids_of_a_vocabulary(tmp_path):
     assert max(entry["probability"] for entry in answer) == pytest.approx(row.max(), abs=1e-6)
 
 
-def test_the_weights_of_a_file_are_parameters(tmp_path):
-    trainer, path = save(tmp_path, draw_images)
+def test_the_weights_of_a_file_are_parameters(saved, tmp_path):
+    trainer, path = saved(draw_images)
     inferencer = ps.Inferencer(draw_images, path, place=one_device())
     feed = make_feed(2)
     assert_same_bits(inferencer.infer(feed), trainer.infer(feed))
-    trainer.save_inference_model(path, weights="int8")
+    trainer.save_inference_model(tmp_path / "small", weights="int8")
     with pytest.raises(ps.ParameterError, match="weights of int8, expected float32"):
-        ps.Inferencer(draw_images, path)
+        ps.Inferencer(draw_images, tmp_path / "small")
 
 
 def test_another_function_of_the_parameters_is_written(tmp_path):
@@ -337,8 +346,8 @@ def test_a_process_that_finds_the_cache_compiles_nothing(tmp_path, monkeypatch):
         folder.chmod(0o700)
 
 
-def test_threads_ask_one_model_at_a_time_and_at_once(tmp_path):
-    trainer, path = save(tmp_path, draw_images)
+def test_threads_ask_one_model_at_a_time_and_at_once(saved):
+    trainer, path = saved(draw_images)
     model = ps.InferenceModel.load(path, place=one_device())
     feeds = [{"noise": RANDOM.normal(size=(n % 5 + 1, 8))} for n in range(40)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -348,9 +357,8 @@ def test_threads_ask_one_model_at_a_time_and_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("trials", [300, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_a_damaged_file_is_refused(trials, tmp_path):
-    _, path = save(tmp_path, draw_images)
-    whole = path.read_bytes()
+def test_a_damaged_file_is_refused(trials, saved, tmp_path):
+    path, whole = tmp_path / "model.penstock", saved(draw_images)[1].read_bytes()
     random = np.random.default_rng(1)
     for trial in range(trials):
         data = bytearray(whole)
@@ -387,9 +395,9 @@ def test_a_damaged_file_is_refused(trials, tmp_path):
     ],
 )
 @pytest.mark.quick("change1", "change4")
-def test_a_lying_manifest_is_refused(change, message, tmp_path):
-    _, path = save(tmp_path, draw_images)
-    with zipfile.ZipFile(path) as file:
+def test_a_lying_manifest_is_refused(change, message, saved, tmp_path):
+    path = tmp_path / "model.penstock"
+    with zipfile.ZipFile(saved(draw_images)[1]) as file:
         members = {name: file.read(name) for name in file.namelist()}
     manifest = json.loads(members["manifest.json"]) | change
     members["manifest.json"] = json.dumps(manifest).encode()
@@ -435,13 +443,14 @@ def test_the_best_class_of_bytes_is_that_of_the_largest(scores):
     assert choose_best(scores, ["a", "b", "c"], 1)[0]["name"] == "b"
 
 
-def test_a_file_for_other_devices_is_refused(tmp_path):
-    _, path = save(tmp_path, draw_images, platforms=["tpu"])
+def test_a_file_for_other_devices_is_refused(saved, tmp_path):
+    path = tmp_path / "model.penstock"
+    saved(draw_images)[0].save_inference_model(path, platforms=["tpu"])
     with pytest.raises(ps.ModelFileError, match="expected one of 'tpu'"):
         ps.InferenceModel.load(path)
 
 
-def test_what_a_file_cannot_hold_is_refused(tmp_path):
+def test_what_a_file_cannot_hold_is_refused(saved, tmp_path):
     def called_back():
         x = layers.data("x", [4])
         return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((x.shape[0], 4), x.dtype), x)
@@ -449,15 +458,16 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path):
     line = called_back.__code__.co_firstlineno + 2
     with pytest.raises(ps.ProgramError, match=rf"exported at {re.escape(__file__)}:{line} \(Not"):
         save(tmp_path, called_back)
+    write_file, path = saved(images)[0].save_inference_model, tmp_path / "model.penstock"
     with pytest.raises(ValueError, match="names got 2 names, expected a list of 10 names"):
-        save(tmp_path, images, names=["a", "b"])
+        write_file(path, names=["a", "b"])
     with pytest.raises(ValueError, match="names got '0123456789', expected a list of 10"):
-        save(tmp_path, images, names="0123456789")
+        write_file(path, names="0123456789")
     for platforms in ("cpu", [], ["gpu"]):
         with pytest.raises(ValueError, match=r"platforms got .*, expected a list of 'cpu'"):
-            save(tmp_path, images, platforms=platforms)
+            write_file(path, platforms=platforms)
     with pytest.raises(ValueError, match="expected one input of ids"):
-        save(tmp_path, images, vocabulary={"a": 1})
+        write_file(path, vocabulary={"a": 1})
 
 
 REFUSED = {
@@ -476,8 +486,8 @@ def test_outputs_that_a_file_cannot_hold_are_refused(name, tmp_path):
         save(tmp_path, lambda: function(layers.data("x", [4])))
 
 
-def test_a_feed_that_does_not_fit_is_refused_as_in_training(tmp_path):
-    _, path = save(tmp_path, classify_words)
+def test_a_feed_that_does_not_fit_is_refused_as_in_training(saved):
+    _, path = saved(classify_words)
     model = ps.InferenceModel.load(path)
     with pytest.raises(ps.FeedError, match="ids from 0 to 49"):
         model.infer({"words": [[50]]})

@@ -34,9 +34,15 @@ def draw(seed, number):
     return {"x": x.astype(np.float32), "label": label}
 
 
-def test_mean_has_students_interval_and_others_that_of_a_bootstrap():
+@pytest.fixture(scope="module")
+def trainer():
+    """Return a trainer of all of these metrics, whose tests of one batch size compile once."""
+    return ps.Trainer(program)
+
+
+def test_mean_has_students_interval_and_others_that_of_a_bootstrap(trainer):
     data = draw(0, 203)
-    trainer, reader = ps.Trainer(program), readers.arrays(data, 50)
+    reader = readers.arrays(data, 50)
     measured = trainer.test(reader, confidence=0.9)
     plain = trainer.test(reader)
     for name, interval in measured.items():
@@ -126,14 +132,14 @@ def make_regression(name):
     return regression
 
 
-def test_resamples_without_a_value_are_left_out():
+def test_resamples_without_a_value_are_left_out(trainer):
     data = draw(0, 60)
     # Of so few positives some resamples have none, and no area.
     data["label"][:] = np.arange(60)[:, None] % 30 == 0
-    measured = ps.Trainer(program).test(readers.arrays(data, 20), confidence=0.9)
+    measured = trainer.test(readers.arrays(data, 50), confidence=0.9)
     assert measured["auc"].low <= measured["auc"].value <= measured["auc"].high
     data["label"][:] = 0
-    measured = ps.Trainer(program).test(readers.arrays(data, 20), confidence=0.9)
+    measured = trainer.test(readers.arrays(data, 50), confidence=0.9)
     assert np.isnan([measured["auc"].value, measured["auc"].low, measured["auc"].high]).all()
 
 
@@ -151,8 +157,8 @@ def test_class_without_a_value_takes_no_interval_from_the_others():
     assert np.all(auc.low[:2] <= auc.high[:2])
 
 
-def test_one_example_has_no_interval():
-    measured = ps.Trainer(program).test([draw(0, 1)], confidence=0.95)
+def test_one_example_has_no_interval(trainer):
+    measured = trainer.test([draw(0, 1)], confidence=0.95)
     assert all(interval.low is None for interval in measured.values())
     assert measured["loss"].value == pytest.approx(draw(0, 1)["x"].mean())
 
@@ -176,9 +182,9 @@ def test_many_numbers_have_no_interval():
 
 
 @pytest.mark.parametrize("confidence", [0, 1, 95, -0.5, float("nan")])
-def test_confidence_is_a_share(confidence):
+def test_confidence_is_a_share(confidence, trainer):
     with pytest.raises(ValueError, match=r"expected a number between 0 and 1\. 0\.95 is usual"):
-        ps.Trainer(program).test([draw(0, 4)], confidence=confidence)
+        trainer.test([draw(0, 4)], confidence=confidence)
 
 
 def test_program_that_cannot_be_mapped_says_where_it_ran():
