@@ -407,6 +407,21 @@ CLEAR = {"concat", "expand vectors", "reshape narrower", "reverse", "slice", "so
     ),
     *("hsigmoid", "bidirectional gru", "gru as a block", "plain, two heads"),
 )
+@pytest.mark.quick(
+    *(
+        "sum",
+        "last",
+        "softmax",
+        "conv of",
+        "row_conv",
+        "expand",
+        "reshape",
+        "reverse",
+        "pad",
+        "slice",
+    ),
+    *("gru as a block", "plain, two heads", "ctc", "hsigmoid"),
+)
 @pytest.mark.parametrize("name", CASES)
 def test_example_gives_what_it_gives_alone_and_so_do_its_gradients(name):
     case = CASES[name]

@@ -165,7 +165,7 @@ def variants():
             yield network, optimizer, list(LAYOUTS)[(i + j - 1) % len(LAYOUTS)]
 
 
-@pytest.mark.quick("mlp-adamw-full", "flax-momentum-full")
+@pytest.mark.quick("mlp-adamw-full")
 @pytest.mark.parametrize(("network", "optimizer", "layout"), list(variants()))
 def test_losses_are_those_of_a_state_that_every_device_holds(network, optimizer, layout):
     trainer, expected = train(network, optimizer)
@@ -232,6 +232,7 @@ def running(of_flax, dtype):
     return loss, *(layers.mean(jax.lax.stop_gradient(each) * 1.0) for each in kinds)
 
 
+@pytest.mark.quick("True-float32", "int32")
 @pytest.mark.parametrize(
     ("of_flax", "dtype"), [(False, jnp.float32), (True, jnp.float32), (False, jnp.int32)]
 )
@@ -342,6 +343,7 @@ BESIDE_A_SECOND_AXIS = {
 }
 
 
+@pytest.mark.quick("fft", "windows of words", "in parts", "that make an image", "groups")
 @pytest.mark.parametrize("what", BESIDE_A_SECOND_AXIS)
 def test_operation_beside_a_second_axis_has_the_gradients_of_one_device(what):
     program, axes, rules, num_examples, num_parts = BESIDE_A_SECOND_AXIS[what]
@@ -462,6 +464,7 @@ def weigh_examples(gradients, params):
     return weigh_by_rank_and_sum(gradients, params)
 
 
+@pytest.mark.quick("sum-full", "weigh_examples")
 @pytest.mark.parametrize(
     ("update", "state_sharding"),
     [
@@ -518,6 +521,7 @@ def two_layers(size):
 
 
 # A layer of 40 has fewer numbers than are split, and the vector of both layers more.
+@pytest.mark.quick("of_gradients_before")
 @pytest.mark.parametrize(
     ("make", "size"), [(of_second_layer, 64), (of_gradients_before, 64), (as_one_vector, 40)]
 )
@@ -526,6 +530,7 @@ def test_what_an_optimizer_does_to_some_parameters_or_its_state_is_as_on_one_dev
     assert_steps_are_alike(functools.partial(two_layers, size), make(), options, num_steps=3)
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_state_that_begins_again_in_training_is_that_of_one_device(is_frozen):
     states = []
