@@ -180,7 +180,7 @@ def test_reference_has_every_public_name(package):
     names = find_public_names(importlib.import_module(package))
     assert len(names) > 5
     assert not sorted(set(names) - {path.rpartition(".")[2] for path in paths})
-    # `penstock.layers.batch_norm` would be the module of that name, not the function.
+    # `penstock.layers.dropout` would be the module of that name, not the function.
     assert not [path for path in paths if (ROOT / f"{path.replace('.', '/')}.py").exists()]
 
 
