@@ -113,10 +113,11 @@ def check_number(
     (low, high), ends = map(float, interval[1:-1].split(",")), interval[0] + interval[-1]
     is_above = low < value if ends[0] == "(" else low <= value
     if not is_above or not (value < high if ends[1] == ")" else value <= high):
-        expected = _INTERVALS[ends].format(f"{low:g}", f"{high:g}")
+        expected = "number " + _INTERVALS[ends].format(f"{low:g}", f"{high:g}")
         if high == math.inf:
-            expected = f"above {low:g}" if ends[0] == "(" else f"of {low:g} or more"
-        raise error(f"{begin}{value!r}, expected a number {expected}. {why}")
+            kind = "number" if ends[1] == "]" else "finite number"
+            expected = f"{kind} above {low:g}" if ends[0] == "(" else f"{kind} of {low:g} or more"
+        raise error(f"{begin}{value!r}, expected a {expected}. {why}")
 
 
 def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]) -> None:

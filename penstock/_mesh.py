@@ -56,8 +56,8 @@ def make_mesh(place: Place) -> Mesh:
         if jax.process_count() > 1 and (without := sorted(processes - {*owners(place)})):
             raise ValueError(
                 f"place got a Mesh of {dict(place.shape)} in which process {without[0]} has no "
-                f"part of the axis {AXIS!r}, expected one for each. Each brings its part of a "
-                "batch. Let other axes lie inside a process, with at most its number of devices."
+                f"part of the axis {AXIS!r} of its own, expected one for each. Each brings a part "
+                "of a batch. Let other axes lie inside a process, over at most its devices."
             )
         # `jax.make_mesh` makes axes of which the program would have to say how every array lies.
         return Mesh(place.devices, place.axis_names)

@@ -105,6 +105,8 @@ def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
     flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = find_network(PROG, flags.run, overrides)
+    # Before the weights are read: a run that ends during the test may have better ones by then.
+    is_whole_run = _is_whole_run(saved, overrides)
     processes.join_processes()
     data, reader, num_images = open_for_evaluation(saved.flags, flags.split, saved.weights)
     is_first = processes.is_writing_process()
@@ -146,7 +148,8 @@ def run(argv: list[str]) -> None:
         rows = [row for _, row in findings.describe_classes(matrix, data.class_names)]
         print_table(findings.CLASS_HEAD, rows, right={1, 2, 3})
     # Of several processes each has its own images only.
-    if saved.folder is not None and _is_whole_run(saved, overrides) and jax.process_count() == 1:
+    is_whole_run = is_whole_run and _is_whole_run(saved, overrides)
+    if saved.folder is not None and is_whole_run and jax.process_count() == 1:
         names, answers = data.names_digests[1] or "", map(np.concatenate, zip(*pairs, strict=True))
         # Two splits may be one part, and then their images are the same.
         is_test = flags.split != "train" and data.test_part == find_part(saved.flags, "test")
@@ -157,11 +160,11 @@ def run(argv: list[str]) -> None:
 
 def _is_whole_run(saved: SavedNetwork, overrides: Container[str]) -> bool:
     """Say whether what answers is a run's network, as `penstock compare` takes it, unchanged."""
-    assert saved.folder is not None
-    is_changed = any(name in overrides for name in _ANSWERS_CHANGE_WITH)
+    folder = saved.folder
+    if folder is None or any(name in overrides for name in _ANSWERS_CHANGE_WITH):
+        return False
     # The best network of a run that goes on may be another at its end.
-    is_over = not is_in_use(saved.folder.path)
-    return saved.weights == saved.folder.find_weights() and is_over and not is_changed
+    return saved.weights == folder.find_weights() and not is_in_use(folder.path)
 
 
 def _collect(

@@ -92,7 +92,8 @@ def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> Train
     flags = make_train_flags(overrides)
     if flags.dataset.dataset_name == "mock":
         raise UsageError(
-            "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed."
+            "--dataset_name got 'mock', expected data with pictures: it is arrays of ones, to "
+            "measure speed."
         )
     return flags
 

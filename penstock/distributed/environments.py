@@ -1,4 +1,4 @@
-"""Which processes belong together: found in a mapping of variables, without asking anybody.
+"""Which processes belong together: found in what launchers leave in the environment.
 
 Several launchers may have left variables, as mpirun in a Slurm job does. The one nearest to this
 process wins:

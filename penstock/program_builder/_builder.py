@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import jax
 from jax.typing import ArrayLike
@@ -272,7 +272,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         if objective is None and len(self.objectives) == 1:
             return next(iter(self.objectives))
         check_known("objective", objective, self.objectives)
-        return str(objective)
+        # As it was given: the text of a str's subclass may be another.
+        return cast(str, objective)
 
 
 def trace_program(

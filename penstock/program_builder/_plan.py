@@ -1,4 +1,4 @@
-"""`plan`: what a training run will need, by compiling its very program."""
+"""`plan`: what a training run will need, by compiling its very program for devices anywhere."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def export(
     if weights not in get_args(WeightDtype):
         raise ValueError(f"weights got {weights!r}, expected one of {get_args(WeightDtype)}.")
     if isinstance(platforms, str) or not platforms or not set(platforms) <= {*_PLATFORMS}:
-        raise ValueError(f"platforms got {platforms!r}, expected a list of {listed(_PLATFORMS)}.")
+        raise ValueError(f"platforms got {platforms!r}, expected some of {listed(_PLATFORMS)}.")
     if metrics := [item.label for item in probe.structure.items if item.is_metric]:
         raise ProgramError(
             f"{probe.name} has a metric as {metrics[0]}, expected arrays. A metric is of a data "

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import _parameters, commands, readers
+from penstock.commands import eval as eval_command
 from penstock.commands._run_folder.folder import RunFolder
 from penstock.commands._run_folder.replacement import hold
 from tests.commands.running import TINY, run, start, succeed, wait_for
@@ -137,8 +138,14 @@ def test_compare_gets_the_answers_of_a_runs_own_network_alone(trained, capsys, m
     for other in (["checkpoints/60"], [".", "--preprocessing_name=cifarnet"]):
         succeed(capsys, "eval", *other, *words)
         assert not answers.exists(), other
-    # As while it is trained: a better network may come.
+    # As while it is trained: a better network may come, also while the test goes on.
     with hold(RunFolder(run_folder)):
+        succeed(capsys, "eval", ".", *words)
+    assert not answers.exists()
+    with contextlib.ExitStack() as trains, monkeypatch.context() as patch:
+        trains.enter_context(hold(RunFolder(run_folder)))
+        load = eval_command.load_network
+        patch.setattr(eval_command, "load_network", lambda *args: (load(*args), trains.close())[0])
         succeed(capsys, "eval", ".", *words)
     assert not answers.exists()
     # From inside its folder too the best.

@@ -464,7 +464,9 @@ SEARCHES = {
         step_of(flat, jnp.ones([4, 2])), jnp.ones([2, 1])
     ),
     "beam_size got 0, expected an integer": search(step_of(flat), beam_size=0),
-    "length_penalty=-1.0, expect": search(step_of(flat), length_penalty=-1.0),
+    "length_penalty=inf, expected a finite number of 0 or more": search(
+        step_of(flat), length_penalty=float("inf")
+    ),
     r"of shapes .*, expected \[B, J\] twice and \[B, J, C\]": beams([1, 3, 2]),
     "beam_size=5 and 2 beams of 2 candidates": beams([1, 2, 2], 5),
     "level=1, expected 0": beams([1, 2, 2], level=1),
@@ -473,7 +475,7 @@ SEARCHES = {
         jnp.ones([3, 1, 2], int), jnp.ones([3, 1, 2]), jnp.ones([2, 1, 2], int), 2, 0
     ),
     "tile_beams.* beam_size got 0": lambda: layers.tile_beams(BEAMS, 0),
-    "temperature=0.0, expected a number above 0.*greedy_decode": sample(temperature=0.0),
+    "temperature=0.0, expected a finite number above 0.*greedy_decode": sample(temperature=0.0),
     "top_k got 0, expected an integer of 1 or more": sample(top_k=0),
     "top_p=1.5, expected a number above 0 and up to 1": sample(top_p=1.5),
     r"seed of shape \(3,\), expected a number, or \[B\]": sample(seed=jnp.zeros([3], int)),

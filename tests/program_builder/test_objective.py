@@ -1,5 +1,7 @@
 """Objectives: each updates what it names, and leaves the rest bit for bit as it was."""
 
+import enum
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,6 +141,14 @@ def test_unknown_objective_and_none_of_several_are_refused_with_what_there_is():
                 call(state, {"x": linear_data(2)["x"]}, name)
             text = f"objective got {name!r}, expected one of 'd', 'g'.{hint}"
             assert str(caught.value) == text
+
+
+def test_member_of_an_enum_of_str_names_an_objective():
+    class Name(str, enum.Enum):  # noqa: UP042 - the text of a StrEnum would be the name
+        D = "d"
+
+    builder = ps.ProgramBuilder(objectives(), place=one_device())
+    assert builder.choose_objective(Name.D) in builder.objectives
 
 
 @pytest.mark.parametrize(

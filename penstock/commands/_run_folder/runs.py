@@ -63,7 +63,7 @@ def read_log(run: Path) -> list[Row]:
         rows = [*map(_read_row, map(json.loads, lines) if is_json else csv.DictReader(lines))]
     except (ValueError, TypeError, OSError) as error:
         raise LogError(
-            f"the log {str(path)!r} got what cannot be read ({error}), expected {rows_of}."
+            f"the log {str(path)!r} got bytes that cannot be read ({error}), expected {rows_of}."
         ) from error
     if not rows:
         got = "no rows, expected at least one. Has the run begun? A row comes every few steps and "

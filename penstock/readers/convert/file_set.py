@@ -149,8 +149,8 @@ def _check_sources(sources: Sequence[str | Path], replaced: Sequence[Path]) -> N
     lost = [Path(path) for path in sources if os.path.realpath(path) in real]
     if lost:
         raise ArgumentError(
-            f"'{replaced[0].parent}' got {_list_names(lost)} to read and to replace, expected to "
-            "make none of those read. It must not remove what it reads. Pass another folder."
+            f"'{replaced[0].parent}' got {_list_names(lost)} to read and to replace, expected "
+            "other files to make. A conversion keeps what it reads. Pass another folder."
         )
 
 
