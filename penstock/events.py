@@ -109,6 +109,11 @@ class Training(Protocol):
         ...
 
     @property
+    def test_secs(self) -> float:
+        """Seconds spent in `test` so far, its compiles included."""
+        ...
+
+    @property
     def parameters(self) -> MutableMapping[str, np.ndarray]:
         """The parameters and running statistics by name."""
         ...

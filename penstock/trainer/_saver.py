@@ -68,6 +68,7 @@ class Status:
     call: int = 0
     first_epoch: int = 0
     num_calls: int = 0
+    test_secs: float = 0.0
     is_in_epoch: bool = False
     is_running: bool = False
     is_stopping: bool = False

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -67,8 +68,9 @@ class Trainer(FixedAttributes):
 
     Most used are `train`, `test`, `predict`, `predict_all`, `infer`, `save_params` and
     `load_params`; then `save_checkpoint`, `stop`, `parameters`, `epoch` and `global_step`. Rarely
-    needed are `freeze`, `unfreeze`, `update_scale`, `loss_scale`, `describe`, `replay`,
-    `save_inference_model` and the attributes `about`, `builder`, `seed` and `steps_per_call`.
+    needed are `freeze`, `unfreeze`, `update_scale`, `loss_scale`, `test_secs`, `describe`,
+    `replay`, `save_inference_model` and the attributes `about`, `builder`, `seed` and
+    `steps_per_call`.
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
@@ -322,7 +324,13 @@ class Trainer(FixedAttributes):
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
             interrupts, on_unequal = self._interrupts, self._on_unequal
-            return run_test(programs, state, reader, fields, interrupts, on_unequal, confidence)
+            # Until steps are done that training still computes, their time passes.
+            jax.block_until_ready(state)
+            start = time.monotonic()
+            try:
+                return run_test(programs, state, reader, fields, interrupts, on_unequal, confidence)
+            finally:
+                self._status.test_secs += time.monotonic() - start
 
     def predict(
         self, reader: ReaderLike, keep: Sequence[str] = (), feed_order: FeedOrder | None = None
@@ -503,6 +511,11 @@ class Trainer(FixedAttributes):
     def global_step(self) -> int:
         """Steps done, over all calls of `train`."""
         return self._status.global_step
+
+    @property
+    def test_secs(self) -> float:
+        """Seconds spent in `test` so far, its compiles included; handlers take them off steps'."""
+        return self._status.test_secs
 
     def freeze(self, patterns: str | Sequence[str]) -> None:
         """Stop training some parameters, from the next call of `train` on.

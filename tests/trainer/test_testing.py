@@ -5,6 +5,8 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
 
 import penstock as ps
 from penstock import layers, metrics, readers
@@ -148,3 +150,16 @@ def test_programs_of_a_test_on_several_cpu_devices_run_one_after_the_other(monke
     trainer = ps.Trainer(program, place=jax.devices()[:2])
     trainer.test(linear_reader(8, 4), confidence=0.9)
     assert not at_once
+
+
+def test_seconds_of_tests_are_counted_whether_or_not_they_end():
+    """Also of those that a handler makes; steps that still run are none of them."""
+    trainer, before = ps.Trainer(linear_program, optax.sgd(0.1), place="cpu"), time.monotonic()
+    assert trainer.test_secs == 0.0
+    trainer.test(linear_reader())
+    first = trainer.test_secs
+    trainer.train(linear_reader(), ps.handlers.Evaluate(linear_reader()))
+    second = trainer.test_secs
+    with pytest.raises(ps.ReaderError):
+        trainer.test([])
+    assert 0.0 < first < second < trainer.test_secs < time.monotonic() - before
