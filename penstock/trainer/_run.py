@@ -59,10 +59,11 @@ class Run:
         self.in_flight = _in_flight.InFlight(
             self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
         )
+        status = self.status  # not of `self`, which holds the engine
         self.data_wait = DataWait(
             self.in_flight.is_idle,
             self.interrupts,
-            lambda: time.perf_counter() - self.status.test_secs,
+            lambda: time.perf_counter() - status.test_secs,
         )
 
     def train(
