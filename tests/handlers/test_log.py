@@ -75,8 +75,8 @@ def test_time_between_epochs_is_left_out(clock):
 
 @pytest.mark.parametrize("tests_first", [True, False])
 def test_tests_are_in_no_time_wherever_they_are_made(clock, tests_first):
-    trainer, file, times = types.SimpleNamespace(test_secs=7.0), io.StringIO(), RunTimes()
-    trainer.builder = types.SimpleNamespace(programs=driven_trainer().builder.programs)
+    trainer = types.SimpleNamespace(test_secs=7.0, builder=driven_trainer().builder)
+    file, bar, times = io.StringIO(), io.StringIO(), RunTimes()
 
     def evaluate(event):
         if isinstance(event, ps.EndEpoch) or (isinstance(event, ps.EndStep) and event.step == 1):
@@ -86,12 +86,13 @@ def test_tests_are_in_no_time_wherever_they_are_made(clock, tests_first):
     def advance(global_step):
         clock.now += 1.0
 
-    own = [Log(2, file=file), times]
+    own = [Log(2, file=file), handlers.Progress(file=bar), times]
     ordered = [evaluate, *own] if tests_first else [*own, evaluate]
     drive(ordered, num_epochs=2, num_steps=4, on_step=advance, trainer=trainer)
     assert {line.split("]")[0] for line in file.getvalue().splitlines()[1:]} == {
         "[1 secs/step, 10.0 samples/sec"
     }
+    assert set(re.findall(r"\S+ ex/s", bar.getvalue())) == {"10 ex/s"}
     assert (times.secs["steps"], times.secs["between"], times.epoch_secs) == (8.0, 400.0, 4.0)
 
 
