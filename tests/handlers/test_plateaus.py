@@ -110,6 +110,20 @@ def test_evaluate_is_asked_and_tests_once_for_all():
     assert len(passes) == 3
 
 
+@pytest.mark.parametrize("stop_first", [True, False])
+@pytest.mark.parametrize("options", [{"every_epochs": 3}, {"every_epochs": None, "every_steps": 7}])
+def test_epochs_between_the_tests_of_an_evaluate_are_not_counted(options, stop_first, capsys):
+    """Epochs have three steps: tests are behind 9, 18 and 27 of them, or in epochs 3, 5 and 7."""
+    evaluate = Evaluate(linear_reader(), file=io.StringIO(), **options)
+    stop = EarlyStopping(test=evaluate, min_delta=99.0, patience=2)
+    trainer = linear_trainer()
+    handlers = [stop, evaluate] if stop_first else [evaluate, stop]
+    trainer.train(linear_reader(), handlers, num_epochs=20)
+    assert trainer.epoch == (9 if "every_steps" not in options else 7)
+    assert len(evaluate.results) == 3
+    assert "for 2 tests, training stops" in capsys.readouterr().out
+
+
 def spoiled(*handlers, after_epochs=(), num_epochs=9):
     """Train, and make the parameters worse after some epochs.
 
