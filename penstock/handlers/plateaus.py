@@ -62,15 +62,14 @@ class _Plateau(abc.ABC):
         match event:
             case events.BeginTraining():
                 self._trainer = get_trainer(event, self._owner)
-                # A test that was broken off at this step is made again.
-                self._tests.begin(event.global_step - 1, event.global_step)
                 if self._test is None:  # its metrics may be others than the program's
                     self._monitor.check(self._trainer)
                 # A resumed run goes on counting; another call of `train` too.
                 if not event.global_step:
                     self._best, self._num_bad_epochs = None, 0
             case events.BeginEpoch():
-                self._tests(event)  # those that an Evaluate has of before
+                # A resumed epoch counts by its tests before the checkpoint too.
+                self._tests.begin(event.global_step - event.first_step)
             case events.EndEpoch() if self._trainer is not None:
                 self._end_epoch(event, self._trainer, is_better=self._count(event, self._trainer))
             case events.EndTraining():

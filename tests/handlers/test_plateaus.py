@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import UnknownNameError
-from penstock.events import BeginTraining, EndEpoch, EndTraining
+from penstock.events import BeginTraining, EndEpoch, EndStep, EndTraining
 from penstock.handlers import EarlyStopping, Evaluate, ReduceOnPlateau, StopAt
 from tests.handlers.driving import Source, drive, driven_trainer, epochs, linear_trainer, resumed
 from tests.networks import (
@@ -360,3 +360,22 @@ def test_state_before_the_first_value_goes_through_a_checkpoint():
     state = state_after([], patience=3)
     assert state == {"best": None, "num_bad_epochs": 0, "has_stopped": False}
     assert state_after([float("inf")], patience=3)["best"] == "inf"
+
+
+def test_resumed_epoch_counts_by_the_tests_that_it_had_before(tmp_path):
+    """Tests are behind steps 4, 8 and 12, epochs behind 3, 6 and 9; it breaks off behind 5."""
+
+    def train(*more):
+        evaluate = Evaluate(linear_reader(), every_steps=4, every_epochs=None, file=io.StringIO())
+        stop = EarlyStopping(test=evaluate, min_delta=99.0, patience=2, file=io.StringIO())
+        trainer = linear_trainer(checkpoint=tmp_path / "run")
+        trainer.train(linear_reader(), [evaluate, stop, *more], num_epochs=20)
+        return trainer.global_step
+
+    def break_off(event):
+        if isinstance(event, EndStep) and event.global_step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(break_off)
+    assert train() == 12
