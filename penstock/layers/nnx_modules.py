@@ -126,7 +126,9 @@ class _Bound:
                     f"layers.nnx_module got a module that changes {'.'.join(map(str, keys))!r} "
                     "when it is called, expected changes of nnx.BatchStat only. A program carries "
                     "parameters and running statistics from step to step. Return from the module "
-                    "what it notes, e.g. by sow, and pass what it should know."
+                    "what it notes, e.g. by sow, and pass what it should know. nnx.remat and "
+                    "nnx.jit set all variables again, also those that stay as they are: pass them "
+                    "graph_updates=False."
                 )
 
     def _value(self, variable: Any, path: Path, keys: Keys) -> jax.Array:

@@ -161,6 +161,33 @@ def test_module_that_a_program_cannot_call_is_refused(module, message):
         infer(lambda: layers.nnx_module(module)(layers.data("x", [6])), FEED)
 
 
+@pytest.mark.parametrize("transform", [nnx.remat, nnx.jit])
+def test_transform_inside_a_module_is_refused_with_the_argument_that_lets_it_work(transform):
+    class Transformed(nnx.Module):
+        def __init__(self, rngs):
+            self.linear, self.norm = nnx.Linear(6, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+
+        def __call__(self, x, **options):
+            function = lambda linear, norm, x: norm(linear(x))  # noqa: E731
+            if options:
+                function = transform(function, **options)
+            return function(self.linear, self.norm, x)
+
+    module = Transformed(nnx.Rngs(0))
+
+    def run_with(**options):
+        def network():
+            y = layers.nnx_module(module)(layers.data("x", [6]), **options)
+            return layers.mean(y**2), y
+
+        return train(network, FEED)
+
+    with pytest.raises(ProgramError, match="pass them graph_updates=False"):
+        run_with(graph_updates=True)
+    plain, transformed = run_with(), run_with(graph_updates=False)
+    np.testing.assert_allclose(transformed.values[1], plain.values[1], rtol=1e-6, atol=1e-6)
+
+
 def test_module_made_inside_the_program_function_is_refused():
     def network():
         return layers.nnx_module(nnx.Linear(6, 2, rngs=nnx.Rngs(0)))(layers.data("x", [6]))
