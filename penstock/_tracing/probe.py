@@ -216,7 +216,8 @@ def evaluate(
         advise(error, owner)
         raise
     arranged, structure = _find_means(returned, frame, owner)
-    kept = {name: updates[name] for name in set(updates) - frame.sown}
+    # Without the names of axes that `nn.with_partitioning` puts around an array: we lay it out.
+    kept = nn.meta.unbox({name: updates[name] for name in set(updates) - frame.sown})
     return Evaluated(frame, arranged, structure, named, kept)
 
 

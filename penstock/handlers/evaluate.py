@@ -55,6 +55,7 @@ class Evaluate:
     Raises:
       TypeError: `reader` is no reader.
       UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
+      ValueError: at `BeginTraining`, if no optimizer keeps the average that is to be tested.
       OSError: at `BeginTraining`, if the folder `best_path` cannot be created.
 
     >>> import numpy as np, optax, penstock as ps
@@ -157,6 +158,9 @@ class Evaluate:
     def _begin(self, event: events.BeginTraining) -> None:
         self._trainer = get_trainer(event, "Evaluate")
         self._monitor.check(self._trainer)
+        if self._averaged:
+            # Now, and not in the first test, which may be hours later.
+            self._trainer.builder.programs.states.check_average()
         self._is_current = False
         self._is_due = self._is_due and event.global_step > 0
         # What another run left, or a part of this one that is trained again.

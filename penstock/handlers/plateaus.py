@@ -244,6 +244,10 @@ class ReduceOnPlateau(_Plateau):
 
     Raises:
       UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
+      ProgramError: at `BeginTraining`, if the updates of an optimizer cannot be scaled.
+
+    Raises:
+      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
 
     >>> import optax, penstock as ps
     >>> def train_program():
@@ -289,8 +293,11 @@ class ReduceOnPlateau(_Plateau):
     def __call__(self, event: events.Event) -> None:
         """Count the epochs without improvement, and lower the scale after `patience`."""
         super().__call__(event)
-        if isinstance(event, events.BeginTraining) and not event.global_step:
-            self._cooldown_left = 0
+        if isinstance(event, events.BeginTraining):
+            network = get_trainer(event, self._owner).builder.programs.network
+            # Now, and not at the first plateau, which may be hours later.
+            network.check_update_scale(self._factor)
+            self._cooldown_left = self._cooldown_left if event.global_step else 0
 
     def _end_epoch(
         self, event: events.EndEpoch, trainer: events.Training, *, is_better: bool

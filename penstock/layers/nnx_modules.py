@@ -94,7 +94,7 @@ class _Bound:
         self.before = {
             keys: self._value(_at(module, keys), (*path, *map(str, keys)), keys) for keys in own
         }
-        leaves = {keys: own[keys].replace(value) for keys, value in self.before.items()}
+        leaves = {keys: _put(own[keys], value) for keys, value in self.before.items()}
         self.copy: Any = nnx.merge(graph, nnx.from_flat_state(leaves), copy=True)
         if frame.is_training:
             self.copy.train()
@@ -109,7 +109,7 @@ class _Bound:
 
     def keep(self) -> None:
         """Store the new running statistics; raise where the call has changed anything else."""
-        after = {keys: leaf.get_value() for keys, leaf in nnx.to_flat_state(nnx.state(self.copy))}
+        after = {keys: _take(leaf) for keys, leaf in nnx.to_flat_state(nnx.state(self.copy))}
         changed = {
             keys: value
             for keys, value in after.items()
@@ -126,12 +126,14 @@ class _Bound:
                     f"layers.nnx_module got a module that changes {'.'.join(map(str, keys))!r} "
                     "when it is called, expected changes of nnx.BatchStat only. A program carries "
                     "parameters and running statistics from step to step. Return from the module "
-                    "what it notes, e.g. by sow, and pass what it should know."
+                    "what it notes, e.g. by sow, and pass what it should know. nnx.remat and "
+                    "nnx.jit set all variables again, also those that stay as they are: pass them "
+                    "graph_updates=False."
                 )
 
     def _value(self, variable: Any, path: Path, keys: Keys) -> jax.Array:
         frame = self.frame
-        value = variable.get_value()
+        value = _take(variable)
         if isinstance(variable, nnx.RngKey):
             # Two calls draw differently, as two layers do.
             number = frame.nnx_draws[path] = frame.nnx_draws.get(path, -1) + 1
@@ -156,6 +158,15 @@ class _Bound:
         # Statistics are float32, and would widen what comes out, and all products after it.
         if norm.dtype is None:
             norm.dtype = self.frame.compute_dtype
+
+
+def _take(leaf: Any) -> Any:
+    # An array that is no variable, such as a table of positions, is a constant of nnx.
+    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def _put(leaf: Any, value: Any) -> Any:
+    return leaf.replace(value) if isinstance(leaf, nnx.Variable) else value
 
 
 def _at(module: Any, keys: Keys) -> Any:

@@ -732,6 +732,11 @@ class States:
 
         return compile_function(follow, self.mesh, self.specs.opt_state)
 
+    def check_average(self) -> None:
+        """Raise ValueError unless an optimizer keeps an average of the parameters."""
+        state = self.abstract_state
+        jax.eval_shape(optimizers.averaged_params, state.opt_state, state.variables["params"])
+
     def average(self, state: State) -> State:
         """Return the state with the moving averages of its parameters in their place."""
         params = self._average(state.opt_state, state.variables["params"])

@@ -57,6 +57,13 @@ def test_tests_are_made_at_the_interval(interval, steps):
     assert [step for step, _ in evaluate.results] == steps
 
 
+def test_an_average_that_no_optimizer_keeps_is_refused_before_the_first_step():
+    trainer = linear_trainer()
+    with pytest.raises(ValueError, match="an optimizer state without a moving average"):
+        evaluated(trainer=trainer, averaged=True)
+    assert trainer.global_step == 0
+
+
 def test_test_is_of_the_parameters_of_its_step():
     trainer, expected = linear_trainer(), []
 

@@ -20,6 +20,7 @@ from tests.networks import (
     classifier_program,
     compile_warnings,
     host,
+    linear_program,
     linear_reader,
 )
 
@@ -312,6 +313,13 @@ def scales(values, *, handler=None, first=0, on_begin=lambda: None, **options):
 )
 def test_scale_is_lowered_after_epochs_without_a_better_value(values, options, expected):
     assert scales(values, **options) == expected
+
+
+def test_optimizer_whose_updates_cannot_be_scaled_is_refused_before_the_first_step():
+    trainer = ps.Trainer(linear_program, optax.lookahead(optax.sgd(0.05), 5, 0.5), place="cpu")
+    with pytest.raises(ps.ProgramError, match="expected 1 with the optimizer optax.lookahead"):
+        trainer.train(linear_reader(), ReduceOnPlateau(), num_epochs=2)
+    assert trainer.global_step == 0
 
 
 def test_line_is_printed_at_each_reduction_and_none_at_the_lowest(capsys):

@@ -161,6 +161,54 @@ def test_module_that_a_program_cannot_call_is_refused(module, message):
         infer(lambda: layers.nnx_module(module)(layers.data("x", [6])), FEED)
 
 
+class Tabled(nnx.Module):
+    def __init__(self, table):
+        self.linear, self.table = nnx.Linear(6, 6, rngs=nnx.Rngs(0)), table
+
+    def __call__(self, x):
+        return self.linear(x) * self.table
+
+
+@pytest.mark.parametrize("table", [np.arange(6.0, dtype="float32")[None], jnp.arange(6)[None]])
+def test_array_of_a_module_that_is_no_variable_is_a_constant(table):
+    module = Tabled(table)
+    outputs = infer(lambda: layers.nnx_module(module)(layers.data("x", [6])), FEED)
+    np.testing.assert_allclose(outputs, module(jnp.asarray(FEED["x"])), rtol=1e-5, atol=1e-6)
+
+
+def test_array_of_a_module_that_may_be_a_weight_is_refused():
+    module = Tabled(jnp.arange(6.0)[None])
+    with pytest.raises(ProgramError, match="module.table.* takes each nnx.Param into the tree"):
+        train(lambda: layers.mean(layers.nnx_module(module)(layers.data("x", [6]))), FEED)
+
+
+@pytest.mark.parametrize("transform", [nnx.remat, nnx.jit])
+def test_transform_inside_a_module_is_refused_with_the_argument_that_lets_it_work(transform):
+    class Transformed(nnx.Module):
+        def __init__(self, rngs):
+            self.linear, self.norm = nnx.Linear(6, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+
+        def __call__(self, x, **options):
+            function = lambda linear, norm, x: norm(linear(x))  # noqa: E731
+            if options:
+                function = transform(function, **options)
+            return function(self.linear, self.norm, x)
+
+    module = Transformed(nnx.Rngs(0))
+
+    def run_with(**options):
+        def network():
+            y = layers.nnx_module(module)(layers.data("x", [6]), **options)
+            return layers.mean(y**2), y
+
+        return train(network, FEED)
+
+    with pytest.raises(ProgramError, match="pass them graph_updates=False"):
+        run_with(graph_updates=True)
+    plain, transformed = run_with(), run_with(graph_updates=False)
+    np.testing.assert_allclose(transformed.values[1], plain.values[1], rtol=1e-6, atol=1e-6)
+
+
 def test_module_made_inside_the_program_function_is_refused():
     def network():
         return layers.nnx_module(nnx.Linear(6, 2, rngs=nnx.Rngs(0)))(layers.data("x", [6]))

@@ -241,6 +241,25 @@ def test_flax_statistics_that_a_test_would_change_are_refused_with_what_to_write
     assert any("use_running_average=not" in note for note in caught.value.__notes__)
 
 
+class NamedAxes(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+        scale = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+        x = nn.Dense(6, kernel_init=init)(x)
+        return nn.BatchNorm(use_running_average=not layers.is_training(), scale_init=scale)(x)
+
+
+def test_flax_parameters_with_names_of_axes_are_arrays_like_others():
+    builder = make_builder(lambda: layers.mean(NamedAxes()(layers.data("x", shape=[4])) ** 2))
+    state = builder.init()
+    shapes = jax.tree.map(jnp.shape, state.variables["params"])
+    assert shapes["NamedAxes_0"]["Dense_0"] == {"kernel": (4, 6), "bias": (6,)}
+    before = builder.test(state, {"x": np.eye(4, dtype="float32")})
+    state, _ = builder.train(state, {"x": np.eye(4, dtype="float32")})
+    assert builder.test(state, {"x": np.eye(4, dtype="float32")}) != before
+
+
 class Cached(nn.Module):
     @nn.compact
     def __call__(self, x):
