@@ -53,7 +53,7 @@ class CleanFlags:
       output: the list, a CSV file; by default doubted.csv in the run's folder.
     """
 
-    run: str | None = positional("RUN", "?", is_needed=True)
+    run: str = positional("RUN")
     folds: int = 3
     output: str | None = option("FILE", None)
 
@@ -65,10 +65,10 @@ class CleanFlags:
 def run(argv: list[str]) -> None:
     """Run `penstock clean` with the arguments after the command's name."""
     flags, overrides = parse(CleanFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    folder = run_folder.find_run_folder(find_run_path(flags.run)) if flags.run else None
+    folder = run_folder.find_run_folder(find_run_path(flags.run))
     if folder is None:
         raise UsageError(
-            f"got {flags.run or 'no run'!r}, expected the folder of a run, which says how to train "
+            f"got {flags.run!r}, expected the folder of a run, which says how to train "
             "its network again. `penstock runs` lists them."
         )
     output = Path(flags.output) if flags.output else folder.doubted

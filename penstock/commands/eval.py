@@ -90,7 +90,7 @@ class EvalFlags:
       json: print JSON, for programs to read.
     """
 
-    run: str | None = positional("RUN", "?", is_needed=True)
+    run: str = positional("RUN")
     split: SplitName = "test"
     plot: str | None = option("FILE", None)
     json: bool = False
@@ -104,7 +104,7 @@ class EvalFlags:
 def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
     flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    saved = find_network(PROG, flags.run, overrides)
+    saved = find_network(flags.run, overrides)
     # Before the weights are read: a run that ends during the test may have better ones by then.
     is_whole_run = _is_whole_run(saved, overrides)
     processes.join_processes()

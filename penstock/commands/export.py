@@ -97,7 +97,7 @@ def run(argv: list[str]) -> None:
     flags, overrides = parse(ExportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     if flags.renew is not None:
         flags, overrides = _read_flags(flags, overrides, flags.renew)
-    saved = find_network(PROG, flags.run, overrides)
+    saved = find_network(flags.run or "", overrides)
     trainer, facts, preparation = open_network(saved, jax.local_devices()[:1])
     folder = saved.weights.parent if saved.folder is None else saved.folder.path
     ending = {"penstock": ENDING, "onnx": ".onnx", "saved_model": ""}[flags.format]

@@ -299,7 +299,7 @@ def _ask(
     if not folder.data.exists() or not folder.config.exists():
         return "It has no data.json and config.json of `penstock train`: no network can be asked."
     try:
-        saved = find_network(PROG, str(folder.path), overrides)
+        saved = find_network(str(folder.path), overrides)
         if saved.flags.dataset.dataset_name == "mock":
             return (
                 "It was trained on ones, the mock data, to measure speed: no class can be learned."

@@ -69,7 +69,7 @@ class ServeFlags:
       grace: seconds after them in which requests are answered, before connections are cut.
     """
 
-    files: tuple[str, ...] = positional("FILE", "*", is_needed=True)
+    files: tuple[str, ...] = positional("FILE", "+")
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
@@ -125,9 +125,6 @@ def run(argv: list[str]) -> int:
 
 def _find_files(words: tuple[str, ...]) -> dict[str, Path]:
     """Return the files of models by the name that requests have for them."""
-    if not words:
-        example = f"`{PROG} photos.penstock`"
-        raise UsageError(f"got no file, expected those of models, such as {example}.")
     files: dict[str, Path] = {}
     for word in words:
         name, equals, path = word.partition("=")

@@ -373,7 +373,7 @@ def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, ca
                 cv2.imwrite(str(tmp_path / "photos" / part / name / f"{number}{suffix}"), image)
     words = ["train", "photos", *TINY, "--train_image_size=16", "--cache_image_size=40"]
     succeed(capsys, *words, "--batch_size=2", "--stop_at_step=1")
-    saved = find_network("penstock predict", "runs/photos_tiny", {})
+    saved = find_network("runs/photos_tiny", {})
     data, reader, _ = open_for_evaluation(saved.flags, "validation", saved.weights, num_devices=1)
     paths = [tmp_path / "photos/val" / name for name in data.test_files or ()]
     expected = np.concatenate([batch["image"] for batch in reader])
