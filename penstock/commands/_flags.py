@@ -17,11 +17,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import optimizers
-from penstock._errors import nearest
+from penstock._errors import check_known, nearest
 from penstock._files import replacing
 from penstock._program.precision import Precision, PrecisionName
 from penstock.commands._argument_parser import Flag, FlagValue, list_flags, raise_usage_errors
-from penstock.commands._failures import UsageError, check, check_choice, check_numbers, split_words
+from penstock.commands._failures import UsageError, check, check_numbers, split_words
 from penstock.commands._run_folder.runs import flatten, make_title
 from penstock.distributed.environments import split_address
 from penstock.optimizers import ScheduleOptions
@@ -293,7 +293,7 @@ class PreprocessingFlags:
         expected = f"{_MAX_IMAGE_SIZE} or less. OpenCV makes no larger images."
         check(self, "train_image_size", (self.train_image_size or 0) <= _MAX_IMAGE_SIZE, expected)
         if self.preprocessing_name is not None:
-            check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
+            check_known("--preprocessing_name", self.preprocessing_name, preprocessing.names())
 
 
 def list_datasets() -> list[str]:
@@ -361,16 +361,10 @@ class ModelFlags:
     def __post_init__(self) -> None:
         from penstock import models
 
-        if self.model_name not in (names := models.names()):
-            raise UsageError(
-                f"--model_name got {self.model_name!r}, expected one of {len(names)} that "
-                f"`penstock models` lists.{nearest(self.model_name, names)}"
-            )
-        rates = "weight_decay>=0 batch_norm_decay>=0 batch_norm_group_size>=0 max_gradient_norm>0"
-        check_numbers(self, f"{rates} num_epochs>=1 batch_size>=1 gradient_accumulation_steps>=1")
-        is_share = (self.batch_norm_decay or 0) <= 1
-        check(self, "batch_norm_decay", is_share, "a share from 0 to 1.")
-        check(self, "label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1.")
+        models.get(self.model_name)
+        rates = "weight_decay>=0 batch_norm_decay>=0<=1 label_smoothing>=0<1 max_gradient_norm>0"
+        counts = "num_epochs>=1 batch_size>=1 batch_norm_group_size>=0"
+        check_numbers(self, f"{rates} {counts} gradient_accumulation_steps>=1")
         for name in ("model_dir", "ckpt_file_name"):
             if self.task_type == "pretrain" and vars(self)[name]:
                 raise UsageError(
@@ -413,9 +407,7 @@ class OptimizerFlags(optimizers.OptimizerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         optimizers.get(self.optimizer, 0.1, options=self)
-        check_numbers(self, "moving_average_decay>0")
-        is_share = (self.moving_average_decay or 0) < 1
-        check(self, "moving_average_decay", is_share, "below 1.")
+        check_numbers(self, "moving_average_decay>0<1")
 
 
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
@@ -474,7 +466,7 @@ class LoggingFlags:
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:
-                check_choice("hooks", name, HOOKS)
+                check_known("--hooks", name, HOOKS)
 
     def has_hook(self, name: str) -> bool:
         """Return whether a hook of FastNN's is among those asked for; case does not matter."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 
 from penstock import _model_file, onnx_export, tensorflow_export
+from penstock._errors import check_known
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check, command, split_words
@@ -81,10 +82,8 @@ class ExportFlags:
                 f"--renew got {self.renew!r} with some of {names}, expected none of them. The file "
                 "says what they were. To change them, export the run again."
             )
-        if wrong := [name for name in split_words(self.platforms) if name not in PLATFORMS]:
-            raise UsageError(
-                f"--platforms got {wrong[0]!r}, expected some of {', '.join(PLATFORMS)}."
-            )
+        for name in split_words(self.platforms):
+            check_known("--platforms", name, PLATFORMS)
         is_right = all(word.isdigit() and int(word) for word in split_words(self.warm))
         check(self, "warm", is_right, "batch sizes such as 1,32.")
         if self.run is None and self.renew is None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from penstock._errors import check_installed
 from penstock.commands._argument_parser import option, parse, positional
-from penstock.commands._failures import UsageError, check, check_numbers, command, nearest_path
+from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
 from penstock.serving import App, Limits
 
 PROG = "penstock serve"
@@ -86,8 +86,7 @@ class ServeFlags:
 
     def __post_init__(self) -> None:
         counts = "workers>=1 max_batch_size>=1 queue>=1 max_words>=1"
-        check_numbers(self, f"{counts} linger>=0 grace>=0 queue_secs>0 max_body>0")
-        check(self, "port", 0 <= self.port < 2**16, "a number from 0 to 65535.")
+        check_numbers(self, f"{counts} linger>=0 grace>=0 queue_secs>0 max_body>0 port>=0<=65535")
 
 
 @command("serve")
