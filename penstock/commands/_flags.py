@@ -22,7 +22,7 @@ from penstock._files import replacing
 from penstock._program.precision import Precision, PrecisionName
 from penstock.commands._argument_parser import Flag, FlagValue, list_flags, raise_usage_errors
 from penstock.commands._failures import UsageError, check, check_numbers, split_words
-from penstock.commands._run_folder.runs import flatten, make_title
+from penstock.commands._run_folder.runs import flatten, name_data
 from penstock.distributed.environments import split_address
 from penstock.optimizers import ScheduleOptions
 
@@ -201,14 +201,13 @@ class DatasetFlags:
     @property
     def title(self) -> str:
         """What names the data in a run's folder: of one's own images the name of their folder."""
-        return make_title(self.dataset_name, self.dataset_dir)
+        return name_data(vars(self))
 
     def __post_init__(self) -> None:
         check_numbers(self, "split_seed>=0 num_sample_per_epoch>=1 num_classes>=2")
         expected = "2 or 3. A third part is to choose the best network on."
         check(self, "num_folder_parts", self.num_folder_parts in (2, 3), expected)
-        if self.dataset_dir == "":
-            check(self, "dataset_dir", False, _A_NAME)
+        check(self, "dataset_dir", self.dataset_dir != "", _A_NAME)
         try:
             re.compile(self.group_pattern or "")
         except re.error as error:
@@ -460,9 +459,8 @@ class LoggingFlags:
         intervals = "log_loss_every_n_iters>=0 eval_every_n_epochs>=0 profile_every_n_iters>=0"
         saving = "save_checkpoints_steps>=1 save_checkpoints_secs>=0"
         check_numbers(self, f"{intervals} {saving} stop_at_step>=0 profile_at_task>=0")
-        if "" in (self.checkpointDir, self.summaryDir):
-            name = "checkpointDir" if self.checkpointDir == "" else "summaryDir"
-            check(self, name, False, _A_NAME)
+        for name in ("checkpointDir", "summaryDir"):
+            check(self, name, vars(self)[name] != "", _A_NAME)
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:
@@ -660,16 +658,13 @@ def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
     # Before the checks of names, which plugins register.
     import_plugins(str(overrides.get("plugin") or ""))
     with raise_usage_errors():
-        return _replace(make_defaults(overrides), overrides)
-
-
-def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFlags:
-    changes: dict[str, Any] = {}
-    for name, section in vars(default).items():
-        # Sections first: `learning_rate` is one, and a flag in it.
-        if dataclasses.is_dataclass(section) and not isinstance(section, type):
-            mine: Any = {flag: overrides[flag] for flag in vars(section) if flag in overrides}
-            changes[name] = dataclasses.replace(section, **mine) if mine else section
-        elif name in overrides:
-            changes[name] = overrides[name]
-    return dataclasses.replace(default, **changes)
+        default = make_defaults(overrides)
+        changes: dict[str, Any] = {}
+        for name, section in vars(default).items():
+            # Sections first: `learning_rate` is one, and a flag in it.
+            if dataclasses.is_dataclass(section) and not isinstance(section, type):
+                mine: Any = {flag: overrides[flag] for flag in vars(section) if flag in overrides}
+                changes[name] = dataclasses.replace(section, **mine) if mine else section
+            elif name in overrides:
+                changes[name] = overrides[name]
+        return dataclasses.replace(default, **changes)
