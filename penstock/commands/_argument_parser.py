@@ -167,7 +167,6 @@ def parse(
     kind: type[FlagsT],
     words: Sequence[str],
     *,
-    prog: str,
     epilog: str = "",
     usage: str = "",
     extra: Mapping[str, Flag] = MappingProxyType({}),
@@ -179,7 +178,7 @@ def parse(
     The last of several values wins. Dashes in names are underscores.
 
     Arguments:
-      kind: a dataclass of flags; its docstring is the help.
+      kind: a dataclass of flags in the module of the command; its docstring is the help.
       usage: what stands behind the flags in its first line.
       extra: flags that the command takes and `kind` does not have.
       unused: the section of flags that the help has by name only, as those without effect.
@@ -187,6 +186,7 @@ def parse(
     Returns:
       The flags, and the values of those of `extra` that were given, by name.
     """
+    prog = f"penstock {kind.__module__.rpartition('.')[2].replace('_', '-')}"
     own = list_flags(kind)
     flags = {**own, **extra}
     needed = [f for f in flags.values() if f.is_positional or f.default is dataclasses.MISSING]

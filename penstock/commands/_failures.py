@@ -171,7 +171,7 @@ TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
 
 
 def command(
-    name: str, *, usage_errors: tuple[type[Exception], ...] = ()
+    *, usage_errors: tuple[type[Exception], ...] = ()
 ) -> Callable[[Callable[[list[str]], int | None]], Callable[[list[str]], int]]:
     """Return a decorator of a command's function, which then returns its exit status.
 
@@ -192,6 +192,7 @@ def command(
                 is_usage = isinstance(error, (UsageError, *usage_errors))
                 if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
                     raise
+                name = function.__module__.rpartition(".")[2].replace("_", "-")
                 text = f"penstock {name}: {say_in_flags(name, one_line(error))}"
                 # One line; a terminal that is narrower would break it in the middle of a word.
                 print(wrap_words(text, find_columns(sys.stderr), "  "), file=sys.stderr)

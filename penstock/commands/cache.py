@@ -35,10 +35,10 @@ class CacheFlags:
         check(self, "cache_dir", self.cache_dir != "", "a folder.")
 
 
-@command("cache", usage_errors=(ValueError,))
+@command(usage_errors=(ValueError,))
 def run(argv: list[str]) -> None:
     """Run `penstock cache` with the arguments after the command's name."""
-    flags, _ = parse(CacheFlags, argv, prog="penstock cache")
+    flags, _ = parse(CacheFlags, argv)
     # Imported here: `penstock cache --help` needs no records.
     from penstock.readers.records.cache import clear_copies, list_copies
 

@@ -26,7 +26,6 @@ from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.folder import DoubtedImage
 from penstock.commands._run_folder.runs import find_run_path, write_rows
 
-PROG = "penstock clean"
 _EXAMPLES = """examples:
   penstock clean runs/photos_resnet_cifar10_8
   penstock clean photos --folds=5 --num_epochs=20 --output=doubted.csv
@@ -61,10 +60,10 @@ class CleanFlags:
         check_numbers(self, "folds>=2")
 
 
-@command("clean")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock clean` with the arguments after the command's name."""
-    flags, overrides = parse(CleanFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(CleanFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     folder = run_folder.find_run_folder(find_run_path(flags.run))
     if folder is None:
         raise UsageError(

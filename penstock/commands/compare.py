@@ -45,10 +45,10 @@ class CompareFlags:
             )
 
 
-@command("compare")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock compare` with the arguments after the command's name."""
-    flags, _ = parse(CompareFlags, argv, prog="penstock compare", epilog=_EXAMPLES)
+    flags, _ = parse(CompareFlags, argv, epilog=_EXAMPLES)
     runs = [read_run(Path(name)) for name in flags.runs]
     differing = list_differences(runs)
     if flags.json:

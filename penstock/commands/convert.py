@@ -125,10 +125,10 @@ class ConvertFlags:
 
 
 # Arguments whose mistake only the files show are still mistakes of usage.
-@command("convert", usage_errors=(convert.ArgumentError, FileNotFoundError))
+@command(usage_errors=(convert.ArgumentError, FileNotFoundError))
 def run(argv: list[str]) -> None:
     """Run `penstock convert` with the arguments after the command's name."""
-    flags, _ = parse(ConvertFlags, argv, prog="penstock convert", epilog=_EXAMPLES)
+    flags, _ = parse(ConvertFlags, argv, epilog=_EXAMPLES)
     with show_progress() as progress:
         options = {"force": flags.overwrite, "progress": progress}
         made = _COMMANDS[flags.dataset_name](flags, options)

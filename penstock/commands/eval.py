@@ -59,7 +59,6 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
     save(figure, path)
 
 
-PROG = "penstock eval"
 _EXAMPLES = """examples:
   penstock eval runs/digits_lenet
   penstock eval runs/digits_lenet/checkpoints/100 --split=train
@@ -100,10 +99,10 @@ class EvalFlags:
             check_path("--plot", self.plot)
 
 
-@command("eval")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
-    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(EvalFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = find_network(flags.run, overrides)
     # Before the weights are read: a run that ends during the test may have better ones by then.
     is_whole_run = _is_whole_run(saved, overrides)

@@ -24,7 +24,6 @@ from penstock.inference_model import keep_compiled
 from penstock.preprocessing import describe
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype
 
-PROG = "penstock export"
 ENDING = ".penstock"
 _EXAMPLES = """examples:
   penstock export runs/photos
@@ -90,10 +89,10 @@ class ExportFlags:
             raise UsageError("got no run, expected a folder of one: `penstock export runs/photos`.")
 
 
-@command("export")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock export` with the arguments after the command's name."""
-    flags, overrides = parse(ExportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(ExportFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     if flags.renew is not None:
         flags, overrides = _read_flags(flags, overrides, flags.renew)
     saved = find_network(flags.run or "", overrides)

@@ -102,7 +102,6 @@ def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     return np.rint(np.concatenate([seen, gap, over], axis=1)).astype(np.uint8)
 
 
-PROG = "penstock predict"
 _BATCH_SIZE = 32
 _EXAMPLES = """examples:
   penstock predict runs/digits_lenet seven.png
@@ -146,10 +145,10 @@ class PredictFlags:
             raise UsageError(f"--output got the file {self.output!r}, expected a folder.")
 
 
-@command("predict")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock predict` with the arguments after the command's name."""
-    flags, overrides = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(PredictFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = None if is_model_file(flags.run) else find_network(flags.run, overrides)
     files, missing, others = _find_files(flags.images)
     join_processes()

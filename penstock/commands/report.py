@@ -148,7 +148,6 @@ def _add_command(page: Page, flags: Mapping[str, object]) -> None:
     add(section, "p", "It writes into a folder of its own, repeated/runs.", class_="note")
 
 
-PROG = "penstock report"
 _EXAMPLES = """examples:
   penstock report runs/digits_lenet
   penstock report runs/photos_mobilenet_v2 --dataset_dir=elsewhere/photos
@@ -188,10 +187,10 @@ class ReportFlags:
         check_numbers(self, "mistakes>=0 samples>=0")
 
 
-@command("report")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
-    flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(ReportFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     path = runs.find_run_path(flags.run)
     trials = runs.read_rows(path / runs.TRIALS)
     folder, log = (RunFolder(path), runs.LogError()) if trials else _find_run(path)

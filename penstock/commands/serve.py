@@ -22,7 +22,6 @@ from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
 from penstock.serving import App, Limits
 
-PROG = "penstock serve"
 _EPILOG = """The protocol is the V2 Open Inference Protocol, which Triton and KServe speak too.
 The page at / asks the models, /openapi.json describes the API, /metrics is for
 Prometheus. Only the health checks and the page need no token.
@@ -89,13 +88,13 @@ class ServeFlags:
         check_numbers(self, f"{counts} linger>=0 grace>=0 queue_secs>0 max_body>0 port>=0<=65535")
 
 
-@command("serve")
+@command()
 def run(argv: list[str]) -> int:
     """Run `penstock serve` with the arguments after the command's name."""
-    flags, _ = parse(ServeFlags, argv, prog=PROG, epilog=_EPILOG)
+    flags, _ = parse(ServeFlags, argv, epilog=_EPILOG)
     files, token = _find_files(flags.files), _read_token(flags.token_file)
     for package in ("uvicorn", "httptools"):
-        check_installed(package, "serve", PROG)
+        check_installed(package, "serve", "penstock serve")
     failed = threading.Event()
     with _bind(flags.host, flags.port) as listener, _make_loader(files, flags, failed) as load:
         models = {name: load(name) for name in files}

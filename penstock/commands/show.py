@@ -25,7 +25,6 @@ from penstock.commands._run.suited import suit
 from penstock.handlers.figures import check_path, save
 from penstock.readers.records.image_decoding import convert_channels
 
-PROG = "penstock show"
 _EXAMPLES = """examples:
   penstock show photos/
   penstock show photos/ --raw
@@ -72,12 +71,12 @@ class _Shown(NamedTuple):
     about: str
 
 
-@command("show")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock show` with the arguments after the command's name."""
-    flags, overrides = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(ShowFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     path = check_path("--output", flags.output)
-    check_installed("matplotlib", "plot", PROG)
+    check_installed("matplotlib", "plot", "penstock show")
     train_flags = _make_flags(flags.folder, {**overrides, "batch_size": flags.images})
     shown = _read_raw(train_flags, flags.images) if flags.raw else _read_fed(train_flags)
     _draw(path, shown)
