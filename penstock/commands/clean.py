@@ -147,7 +147,7 @@ def _doubt(
     plan: Plan, names: Sequence[str], labels: np.ndarray, answers: np.ndarray
 ) -> list[tuple[float, DoubtedImage]]:
     """Return rows of the list, and how much likelier each label is than any other class."""
-    classes = plan.data.class_names
+    classes = plan.data.facts.class_names
     rows: list[tuple[float, DoubtedImage]] = []
     for name, label, answer in zip(names, labels.tolist(), answers, strict=True):
         other = int(np.argmax(np.where(np.arange(len(answer)) == label, -1, answer)))

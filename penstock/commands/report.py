@@ -320,7 +320,7 @@ def _ask(
         return one_line(error)
     return _Answers(
         findings=findings,
-        names=data.class_names,
+        names=data.facts.class_names,
         trainer=trainer,
         weights=saved.weights,
         split=flags.split,

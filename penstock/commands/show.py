@@ -123,7 +123,7 @@ def _read_fed(flags: TrainFlags) -> _Shown:
     # From the least to the largest: a network's numbers may be below 0.
     scaled = np.rint((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
     shown = [image if image.shape[-1] == 1 else convert_channels(image, 3) for image in scaled]
-    names = _name(np.asarray(batch["label"]).reshape(-1).tolist(), data.class_names)
+    names = _name(np.asarray(batch["label"]).reshape(-1).tolist(), data.facts.class_names)
     size = " x ".join(map(str, images.shape[1:]))
     return _Shown(shown, names, f"{size}, {images.dtype} from {low:.3g} to {high:.3g}")
 

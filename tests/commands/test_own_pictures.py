@@ -116,7 +116,7 @@ def test_run_says_what_is_left_out_of_either_part(tmp_path):
         write_photos(tmp_path / part, "cat", "dog", count=3)
         (tmp_path / part / "dog/zero.jpg").touch()
     opened = open_whole(tmp_path, skip_damaged=True, num_preprocessing_threads=0)
-    assert [opened.num_train, opened.num_test] == [6, 6]
+    assert [opened.num_train, opened.facts.num_test] == [6, 6]
     named = [note for note in opened.notes if "'dog/zero.jpg'" in note]
     assert [f"{part}'" in note for part, note in zip(("train", "test"), named, strict=True)]
     assert all("1 file that is no whole image" in note for note in named)
@@ -246,15 +246,15 @@ def test_best_network_is_chosen_on_a_part_that_it_is_not_tested_on_where_there_i
     for part, count in (("train", 4), ("val", 2), ("test", 3)):
         write_photos(tmp_path / part, "cat", "dog", count=count)
     opened = open_whole(tmp_path)
-    assert (opened.test_part, opened.num_test, opened.num_final_test) == ("val", 4, 6)
+    assert (opened.test_part, opened.facts.num_test, opened.facts.num_final_test) == ("val", 4, 6)
     assert open_own(tmp_path, "test").num_samples == 6
     (tmp_path / "val").rename(tmp_path / "elsewhere")
     opened = open_whole(tmp_path)
-    assert (opened.test_part, opened.num_test, opened.final_test) == ("test", 6, None)
+    assert (opened.test_part, opened.facts.num_test, opened.final_test) == ("test", 6, None)
     # Without parts, of a class of ten one is to choose on and another to test on.
     write_photos(tmp_path / "whole", "cat", "dog", count=10)
     opened = open_whole(tmp_path / "whole")
-    assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)
+    assert (opened.num_train, opened.facts.num_test, opened.facts.num_final_test) == (16, 2, 2)
     assert opened.test_part == "another tenth"
 
 
@@ -299,7 +299,7 @@ def test_matrix_of_any_names_is_drawn(kind, tmp_path):
 
 
 def test_matrix_that_nobody_asked_for_is_no_failure_where_it_cannot_be_written(tmp_path, capsys):
-    data: Any = SimpleNamespace(class_names=("cat", "dog"))
+    data: Any = SimpleNamespace(facts=SimpleNamespace(class_names=("cat", "dog")))
     # For root too.
     (tmp_path / "no_folder").touch()
     folder, matrix = RunFolder(tmp_path / "no_folder"), np.eye(2, dtype=int)
