@@ -61,7 +61,8 @@ class Flag:
         if self.is_positional and not text:
             raise argparse.ArgumentTypeError("got '', expected a name. Is a shell variable unset?")
         # Before the kinds: a choice may read like a number, or like None.
-        if self.is_positional or self.is_repeated or text in self.choices:
+        is_word = self.is_positional and not self.choices
+        if is_word or self.is_repeated or text in self.choices:
             return text
         # The way to take back, on the command line, what a file of flags gives.
         if text == "None" and NoneType in self.kinds:
