@@ -119,9 +119,6 @@ class ConvertFlags:
         check(self, "base_url", is_url, "http://... or https://...")
         is_name = bool(self.output_name) and Path(self.output_name).name == self.output_name
         check(self, "output_name", is_name, "a name without a slash.")
-        digits = self.part_name_suffix_length
-        is_right = digits == -1 or digits >= 1
-        check(self, "part_name_suffix_length", is_right, "-1, or a number of 1 or more.")
 
 
 # Arguments whose mistake only the files show are still mistakes of usage.
