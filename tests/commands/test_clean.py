@@ -25,9 +25,8 @@ def draw(random, name):
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
+def photos(tmp_path):
     """Return a folder of two classes of 20 images; three have the other's label."""
-    monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     for name, other in (("cat", "dog"), ("dog", "cat")):
         (tmp_path / "photos" / name).mkdir(parents=True)

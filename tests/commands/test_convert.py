@@ -52,8 +52,7 @@ def test_dataset_is_downloaded_and_converted(name, tmp_path, capsys):
     assert len(data.facts.class_names) > 1
 
 
-def test_command_after_an_image_folder_trains_on_what_was_made(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_command_after_an_image_folder_trains_on_what_was_made(capsys):
     write_images(Path("images"))
     words = ["--dataset_name=image_folder", "--source=images", "--dataset_dir=my data"]
     assert convert.run([*words, "--output_name=pets"]) == 0

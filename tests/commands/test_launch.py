@@ -12,9 +12,8 @@ from tests.commands.running import penstock, run
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     """Work in a folder with a script of each kind."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "a script.py").write_text("import sys; print(sys.argv[1:])")
     (tmp_path / "tool").write_text("#!/usr/bin/env python3\nprint('tool')")
     (tmp_path / "run.sh").write_text("#!/bin/sh\necho run\n")

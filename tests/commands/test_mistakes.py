@@ -77,10 +77,7 @@ def test_batch_is_not_larger_than_the_data(folder, capsys, monkeypatch, tmp_path
     assert f"batch      {said[1]} = 1 process x 1 device (cpu) x {said[1]}; 1 step an epoch" in out
 
 
-def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
-    capfd, caplog, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
+def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(capfd, caplog, tmp_path):
     write_images(tmp_path / "photos", "cat", "dog", count=20, suffix="jpg")
     # The end of the last is missing, which is seen before anything is decoded.
     for number, end in ((0, b"\xff\xd9"), (3, b"\xff\xd9"), (7, b"")):
@@ -98,8 +95,7 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
     assert "best test" in out
 
 
-def test_mistakes_leave_no_folder_of_a_run(folder, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_leave_no_folder_of_a_run(folder, capsys, tmp_path):
     assert run(capsys, "train", *FAST, "--num_classes=5")[0] == 1
     assert not list(tmp_path.iterdir())
 

@@ -331,8 +331,7 @@ def test_run_on_a_persons_folder_leaves_out_what_is_broken(photos, capsys, monke
     check_predictions(capsys, photos, monkeypatch)
 
 
-def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys):
     for part, count in (("train", 4), ("val", 2), ("test", 3)):
         write_photos(tmp_path / "photos" / part, "cat", "dog", count=count)
     words = ["train", "photos", *TINY, "--num_epochs=2", "--batch_size=8"]
@@ -362,8 +361,7 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
 
 
 @pytest.mark.slow
-def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, capsys):
     random = np.random.default_rng(0)
     for part in ("train", "val"):
         for name in ("cat", "dog"):

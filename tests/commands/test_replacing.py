@@ -109,10 +109,7 @@ def test_run_is_whole_wherever_its_replacement_is_killed(action, tmp_path):
 
 # A process of its own and four runs in this one: 10 s.
 @pytest.mark.slow
-def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
-    capsys, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
+def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(capsys, tmp_path):
     succeed(capsys, "train", *FAST, "--stop_at_step=3")
     long = ("--checkpointDir=runs/digits_tiny", "--stop_at_step=300", "--log_loss_every_n_iters=1")
     process = start(tmp_path, "train", *FAST, *long, "--overwrite=True")
@@ -134,8 +131,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
 
 # A process of its own and five runs in this one: 9 s.
 @pytest.mark.slow
-def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, tmp_path):
     succeed(capsys, "train", *FAST, "--stop_at_step=3")
     before = contents(tmp_path / DIR)
     again = ("--stop_at_step=300", f"--checkpointDir={DIR}", "--overwrite=True")
@@ -158,8 +154,7 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
     assert contents(tmp_path / DIR).keys() == {*before, "answers.npz"}  # of `eval`
 
 
-def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_results_of_another_run_are_not_replaced_unasked(capsys, tmp_path):
     # Nothing is tested: what is looked at is the folder.
     short = ("--stop_at_step=3", "--eval_every_n_epochs=0")
     named = ("--checkpointDir=a", *short)
@@ -188,8 +183,7 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tm
     succeed(capsys, "train", *FAST, *again)
 
 
-def test_run_that_is_over_keeps_the_flags_it_was_trained_with(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_run_that_is_over_keeps_the_flags_it_was_trained_with(capsys, tmp_path):
     words = ("train", *FAST, "--eval_every_n_epochs=0", "--checkpointDir=a")
     succeed(capsys, *words, "--stop_at_step=3")
     before = (tmp_path / "a/config.json").read_text()
@@ -200,8 +194,7 @@ def test_run_that_is_over_keeps_the_flags_it_was_trained_with(capsys, monkeypatc
 
 
 @pytest.mark.slow
-def test_best_stays_where_a_part_trained_again_is_worse(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_best_stays_where_a_part_trained_again_is_worse(capsys, tmp_path):
     # As a kill between the last checkpoint and the best test leaves it.
     words = (*FAST, "--checkpointDir=a", "--log_loss_every_n_iters=0")
     succeed(capsys, "train", *words, "--stop_at_step=45")

@@ -42,8 +42,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_answers_of_a_run_stay_until_its_network_changes(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_answers_of_a_run_stay_until_its_network_changes(tmp_path, capsys):
     train = ("train", *TINY, "--checkpointDir=runs/a")
     answers = tmp_path / "runs/a/answers.npz"
     for words, are_there in (
@@ -209,9 +208,8 @@ def test_command_that_ends_a_run_on_digits_reads_them(trained, capsys, monkeypat
     assert re.search(r"^runs/digits_tiny/samples/nine\.png  \d [\d.]+%", out, re.M)
 
 
-def test_names_of_images_and_classes_are_escaped(trained, capsys, monkeypatch, tmp_path):
+def test_names_of_images_and_classes_are_escaped(trained, capsys, tmp_path):
     shutil.copytree(trained[0] / "runs/digits_tiny", tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
     labels = "".join(f"{number}:class {number} \x1b[2J\x9b\n" for number in range(10))
     Path("run/labels.txt").write_text(labels)
     for name in ("a\x1b[31m.png", "b\r.png", os.fsdecode(b"c\xe9.png")):
@@ -224,9 +222,8 @@ def test_names_of_images_and_classes_are_escaped(trained, capsys, monkeypatch, t
     assert re.match(r"a\\x1b\[31m\.png  class \d \\x1b\[2J\\x9b [\d.]+%\n", out)
 
 
-def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp_path):
+def test_configuration_of_a_run_is_taken_again(trained, capsys, tmp_path):
     config = trained[0] / "runs/digits_tiny/config.json"
-    monkeypatch.chdir(tmp_path)
     words = (f"--config={config}", "--stop_at_step=2", "--profile_every_n_iters=0")
     out, _ = succeed(capsys, "train", *words)
     assert "images 8 x 8 x 1" in out
@@ -237,8 +234,7 @@ def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp
 
 
 @pytest.mark.slow
-def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys):
     words = ("train", *FAST, "--stop_at_step=2", "--eval_every_n_epochs=0")
     succeed(capsys, *words)
     status, out, _ = run(capsys, *words, "--learning_rate=0.5")
@@ -261,7 +257,7 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monke
     assert "no checkpoints: CheckpointSaverHook is not among --hooks" in out
 
 
-def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypatch):
+def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys):
     words = (*FAST, "--stop_at_step=120", "--log_loss_every_n_iters=1")
     process = start(tmp_path, "train", *words)
     wait_for(process, "global_step = 10")
@@ -273,15 +269,13 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypat
     assert "Traceback" not in err
     steps = [int(name) for name in os.listdir(tmp_path / "runs/digits_tiny/checkpoints")]
     assert 10 <= max(steps) < 120
-    monkeypatch.chdir(tmp_path)
     out, _ = succeed(capsys, "train", *words)
     assert f"at step {max(steps)}, resumed from" in out
     assert "global_step = 120" in out
 
 
 @pytest.mark.slow
-def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_fine_tuning_beats_training_from_scratch(capsys):
     first = ("--dataset_name=half_digits", "--stop_at_step=300")
     out, _ = succeed(capsys, "train", *FAST, *first)
     assert "5 classes" in out
@@ -302,8 +296,7 @@ def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_mock_measures_speed(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_mock_measures_speed(capsys):
     words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")
     out, _ = succeed(capsys, "train", *FAST, *words)
     found = re.search(
@@ -336,8 +329,7 @@ def pages_words(folder, model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["tiny", pytest.param("resnet_v1_50")])
-def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_commands_of_fastnns_page_run(model, capsys, tmp_path):
     folder = tmp_path / "cifar10"
     folder.mkdir()
     write_cifar10(folder)

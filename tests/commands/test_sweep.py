@@ -22,8 +22,7 @@ RATES = ("--search", "learning_rate=0.1,0.3,1e30")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     return tmp_path / "runs/digits_sweep"
 
 
