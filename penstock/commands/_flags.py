@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import optimizers
 from penstock._errors import check_known, nearest
-from penstock._files import replacing
 from penstock._program.precision import Precision, PrecisionName
 from penstock.commands._argument_parser import Flag, FlagValue, list_flags, raise_usage_errors
 from penstock.commands._failures import UsageError, check, check_numbers, split_words
@@ -85,12 +84,6 @@ def _load(path: Path) -> Mapping[str, object]:
     if not isinstance(loaded, Mapping):
         raise UsageError(f"{where} flags by name in it, such as `model_name: lenet`.")
     return loaded
-
-
-def write_config(path: Path, config: Mapping[str, object]) -> None:
-    """Write a run's flags to a file by section, as JSON; it appears whole."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def to_json(flags: DataclassInstance) -> dict[str, Any]:

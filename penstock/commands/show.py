@@ -87,7 +87,7 @@ def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> Train
     # In this process: a picture is not worth starting others.
     overrides = {**overrides, "num_preprocessing_threads": 0}
     if folder is not None:
-        return suit(describe_folder(folder, overrides, purpose="show"), overrides).flags
+        return suit(describe_folder(folder, overrides), overrides).flags
     flags = make_train_flags(overrides)
     if flags.dataset.dataset_name == "mock":
         raise UsageError(

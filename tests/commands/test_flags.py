@@ -18,7 +18,6 @@ from penstock.commands._flags import (
     make_train_flags,
     read_run_config,
     to_json,
-    write_config,
 )
 from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
@@ -195,7 +194,7 @@ def test_configuration_of_a_run_means_what_its_flags_meant(tmp_path):
     assert flags.optimizer.optax_options == {"b1": 0.1, "weight_decay": 1.0}
     assert flags.optimizer.exclude_from_weight_decay == ("bias", "norm")
     folder = RunFolder(tmp_path)
-    write_config(folder.config, to_json(flags))
+    folder.config.write_text(json.dumps(to_json(flags)))
     assert train.read_flags([f"--config={folder.config}"]) == replace(
         flags, config=str(folder.config)
     )

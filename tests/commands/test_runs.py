@@ -312,21 +312,6 @@ def test_mock_measures_speed(capsys):
     assert 0.99 * least <= 32_000 / step <= 1.01 * most
 
 
-def pages_words(folder, model):
-    """Return the words of FastNN's page, section 3.1.1, and small sizes."""
-    return (
-        TINY[0],
-        "--enable_paisoar=False",
-        "--dataset_name=cifar10",
-        "--train_files=cifar10_train.tfrecord",
-        f"--dataset_dir={folder}",
-        f"--model_name={model}",
-        "--train_image_size=32",
-        "--batch_size=4",
-        "--stop_at_step=3",
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["tiny", pytest.param("resnet_v1_50")])
 def test_commands_of_fastnns_page_run(model, capsys, tmp_path):
@@ -335,7 +320,10 @@ def test_commands_of_fastnns_page_run(model, capsys, tmp_path):
     write_cifar10(folder)
     words = ("--dataset_name=cifar10", f"--dataset_dir={folder}", "--skip_checksum")
     succeed(capsys, "convert", *words)
-    words = pages_words(folder, model)
+    # Those of FastNN's page, section 3.1.1, and small sizes.
+    words = (TINY[0], "--enable_paisoar=False", "--train_image_size=32", "--batch_size=4")
+    words += ("--stop_at_step=3", "--dataset_name=cifar10", f"--dataset_dir={folder}")
+    words += ("--train_files=cifar10_train.tfrecord", f"--model_name={model}")
     out, _ = succeed(capsys, "train", "--task_type=pretrain", *words)
     assert "cifar10: 20 images to train on, 4 to test on; 10 classes" in out
     best = re.search(r"best test: loss (.*?), (.*?) at step", out)

@@ -18,7 +18,7 @@ from penstock._errors import listed, nearest
 from penstock._files import replacing
 from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
-from penstock.commands._flags import TRAIN_FLAGS, read_value, write_config
+from penstock.commands._flags import TRAIN_FLAGS, read_value
 from penstock.commands._image_folders import PARTS, has_images, has_parts
 from penstock.commands._run_folder import runs
 from penstock.readers.convert.slim import read_labels, write_labels
@@ -355,7 +355,8 @@ def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool
 def write_description(folder: RunFolder, run: RunDescription) -> None:
     """Make the folder, and write the flags of the run and the facts about its data there."""
     folder.path.mkdir(parents=True, exist_ok=True)
-    write_config(folder.config, run.config)
+    with replacing(folder.config) as temporary:
+        temporary.write_text(json.dumps(run.config, indent=1) + "\n", encoding="utf-8")
     write_labels(folder.path / "labels.txt", run.facts.class_names)
     # The names of the classes are in labels.txt.
     facts = {name: value for name, value in run.facts._asdict().items() if name != "class_names"}
