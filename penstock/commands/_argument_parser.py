@@ -158,8 +158,9 @@ def _read_helps(kind: type) -> dict[str, str]:
     # The parents first: what a class says of a flag itself replaces their words.
     for parent in reversed(kind.__mro__):
         section = inspect.cleandoc(parent.__doc__ or "").partition("\nArguments:\n")[2]
-        entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", section.split("\n\n")[0], re.M)
-        helps |= {name: " ".join(text.replace("`", "").split()) for name, text in entries}
+        entries = re.findall(r"^  ([\w, ]+): (.*(?:\n    .*)*)", section.split("\n\n")[0], re.M)
+        for names, text in entries:
+            helps |= dict.fromkeys(names.split(", "), " ".join(text.replace("`", "").split()))
     # As sentences, which `Arguments:` begins with small letters.
     return {name: text[:1].upper() + text[1:] for name, text in helps.items()}
 

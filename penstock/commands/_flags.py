@@ -523,22 +523,15 @@ class UnusedFlags:
 
     Arguments:
       protocol: TensorFlow's servers had it; JAX's collectives choose their own.
-      tensor_fusion_policy: XLA fuses by itself.
-      tensor_fusion_max_bytes: XLA fuses by itself.
+      tensor_fusion_policy, tensor_fusion_max_bytes: XLA fuses by itself.
       communication_policy: the backend's collectives choose it.
-      job_name: there are no parameter servers.
-      ps_hosts: there are no parameter servers.
-      ps_count: there are no parameter servers.
+      job_name, ps_hosts, ps_count: there are no parameter servers.
       worker_count: --worker_hosts says how many there are.
-      inter_op_parallelism_threads: TensorFlow's sessions had it.
-      intra_op_parallelism_threads: TensorFlow's sessions had it.
+      inter_op_parallelism_threads, intra_op_parallelism_threads: TensorFlow's sessions had it.
       colocate_gradients_with_ops: TensorFlow's graphs had it.
       log_optimizer_vars_statistics: FastNN's code fails with it.
-      file_pattern: FastNN never reads it either.
-      reader: FastNN never reads it either.
-      outputs: Alibaba's platform has it.
-      tables: Alibaba's platform has it.
-      buckets: Alibaba's platform has it.
+      file_pattern, reader: FastNN never reads it either.
+      outputs, tables, buckets: Alibaba's platform has it.
     """
 
     protocol: str = "grpc"
