@@ -73,8 +73,6 @@ def _load(path: Path) -> Mapping[str, object]:
         loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"{where} a file that can be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where} YAML or JSON. It is not a text file.") from error
     except (ValueError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError):
