@@ -8,7 +8,7 @@ import pytest
 
 from penstock.commands.launch import find_program
 from penstock.commands.launch import run as launch
-from tests.commands.running import penstock, run
+from tests.commands.running import fail, penstock, run
 
 
 @pytest.fixture
@@ -59,8 +59,7 @@ def test_whole_command_of_penstock_is_the_same_as_its_words(options, name, progr
 
 def test_more_processes_than_gpus_are_a_usage_error(capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    status, _, err = run(capsys, "launch", "-n", "2", "--place", "gpu", "--", "train")
-    assert status == 2
+    err = fail(capsys, "launch", "-n", "2", "--place", "gpu", "--", "train", status=2)
     assert "penstock launch: num_processes got 2 on GPUs, expected at most 1" in err
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.commands.running import TINY, run, start, succeed, wait_for
+from tests.commands.running import TINY, fail, run, start, succeed, wait_for
 
 FAST = (*TINY, "--optimizer=momentum")
 DIR = "runs/digits_tiny"
@@ -161,22 +161,19 @@ def test_results_of_another_run_are_not_replaced_unasked(capsys, tmp_path):
     succeed(capsys, "train", *FAST, *named, "--hooks=StopAtStepHook")
     before = contents(tmp_path / "a")
     for words in ((), ("--hooks=StopAtStepHook",), ("--learning_rate=0.5",)):
-        status, _, err = run(capsys, "train", *FAST, *named, *words)
-        assert status == 1
+        err = fail(capsys, "train", *FAST, *named, *words)
         assert "'a' got the folder of another run" in err or "--checkpointDir='a' got" in err
         assert ("--learning_rate was 0.01, is 0.5" in err) == ("--learning_rate=0.5" in words)
         assert contents(tmp_path / "a") == before
     # With checkpoints too, where the tests would be of other data.
     words = ("--checkpointDir=b", *short)
     succeed(capsys, "train", *FAST, *words)
-    status, _, err = run(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
-    assert status == 1
+    err = fail(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
     assert "tests are of other data" in err
     # And where the run is over, so that nothing would read the other data.
     words = ("--checkpointDir=c", "--dataset_name=half_digits", *short)
     succeed(capsys, "train", *FAST, *words)
-    status, _, err = run(capsys, "train", *FAST, *words, "--dataset_dir=elsewhere")
-    assert status == 1
+    err = fail(capsys, "train", *FAST, *words, "--dataset_dir=elsewhere")
     assert "--dataset_dir was None, is elsewhere" in err
     assert "That run is over" in err
     again = (*words, "--stop_at_step=4", "--dataset_dir=elsewhere")
