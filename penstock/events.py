@@ -109,8 +109,8 @@ class Training(Protocol):
         ...
 
     @property
-    def test_secs(self) -> float:
-        """Seconds spent in `test` so far, its compiles included."""
+    def secs_beside(self) -> float:
+        """Seconds so far in `test`, `save_params` and `save_checkpoint`, compiles included."""
         ...
 
     @property

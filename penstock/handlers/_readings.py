@@ -122,27 +122,29 @@ class Lap(NamedTuple):
 
 
 class StepClock:
-    """A clock of steps: it stands still in their compiles, in measuring and in `Trainer.test`."""
+    """A clock of steps: it stands still in compiles, in measuring, and while the trainer tests or
+    saves for a handler.
+    """
 
     def __init__(self) -> None:
-        self.secs_beside = 0.0  # of compiles and measuring
-        self._test_secs = 0.0
+        self.launch_secs = 0.0  # of compiles and measuring in launches
+        self._secs_beside = 0.0
         self._trainer: events.Training | None = None
 
     def __call__(self, event: events.Event) -> None:
         match event:
             case events.EndStep():
-                self.secs_beside += event.compile_secs + event.measure_secs
+                self.launch_secs += event.compile_secs + event.measure_secs
             case events.BeginTraining():
                 self._trainer = event.trainer
             case events.EndTraining():
-                self._test_secs, self._trainer = self._read_test_secs(), None
+                self._secs_beside, self._trainer = self._read_secs_beside(), None
 
     def now(self) -> float:
-        return time.monotonic() - self.secs_beside - self._read_test_secs()
+        return time.monotonic() - self.launch_secs - self._read_secs_beside()
 
-    def _read_test_secs(self) -> float:
-        return self._test_secs if self._trainer is None else self._trainer.test_secs
+    def _read_secs_beside(self) -> float:
+        return self._secs_beside if self._trainer is None else self._trainer.secs_beside
 
 
 class Speed:

@@ -30,7 +30,7 @@ class Evaluate:
     Training waits for the test. Other handlers can share its results, before or after it in the
     list: `Progress(test=evaluate)`, `EarlyStopping(test=evaluate)`, `CSVLog(path, test=evaluate)`.
     Called without an event, an `Evaluate` returns the metrics of the current parameters; the same
-    parameters are tested only once. The time of tests is in no handler's speed or time of an epoch.
+    parameters are tested only once. No handler counts its time as that of steps.
 
     Arguments:
       reader: yields the test batches, as for `Trainer.test`.

@@ -63,7 +63,7 @@ class Run:
         self.data_wait = DataWait(
             self.in_flight.is_idle,
             self.interrupts,
-            lambda: time.perf_counter() - status.test_secs,
+            lambda: time.perf_counter() - status.secs_beside,
         )
 
     def train(

@@ -198,7 +198,7 @@ def drive(record, clock, *, global_step=0):
     """Send the events of an epoch that compiles for a second, and of a stop in the next."""
     programs = SimpleNamespace(compile_time=CompileTime())
     builder = SimpleNamespace(programs=programs, mesh=SimpleNamespace(devices=np.array([])))
-    trainer = SimpleNamespace(builder=builder, test_secs=0.0)
+    trainer = SimpleNamespace(builder=builder, secs_beside=0.0)
     record(BeginTraining(epoch=0, num_epochs=2, global_step=global_step, trainer=trainer))
     clock.now += 1.0
     record(BeginEpoch(epoch=0, global_step=global_step))

@@ -75,13 +75,13 @@ def test_time_between_epochs_is_left_out(clock):
 
 @pytest.mark.parametrize("tests_first", [True, False])
 def test_tests_are_in_no_time_wherever_they_are_made(clock, tests_first):
-    trainer = types.SimpleNamespace(test_secs=7.0, builder=driven_trainer().builder)
+    trainer = types.SimpleNamespace(secs_beside=7.0, builder=driven_trainer().builder)
     file, bar, times = io.StringIO(), io.StringIO(), RunTimes()
 
     def evaluate(event):
         if isinstance(event, ps.EndEpoch) or (isinstance(event, ps.EndStep) and event.step == 1):
             clock.now += 100.0
-            trainer.test_secs += 100.0
+            trainer.secs_beside += 100.0
 
     def advance(global_step):
         clock.now += 1.0

@@ -152,14 +152,19 @@ def test_programs_of_a_test_on_several_cpu_devices_run_one_after_the_other(monke
     assert not at_once
 
 
-def test_seconds_of_tests_are_counted_whether_or_not_they_end():
-    """Also of those that a handler makes; steps that still run are none of them."""
+def test_seconds_beside_steps_are_counted_whether_or_not_a_call_succeeds(tmp_path):
+    """Of what tests and saves, for a handler too; steps that still run are none of them."""
     trainer, before = ps.Trainer(linear_program, optax.sgd(0.1), place="cpu"), time.monotonic()
-    assert trainer.test_secs == 0.0
+    found = [trainer.secs_beside]
     trainer.test(linear_reader())
-    first = trainer.test_secs
+    found.append(trainer.secs_beside)
     trainer.train(linear_reader(), ps.handlers.Evaluate(linear_reader()))
-    second = trainer.test_secs
+    found.append(trainer.secs_beside)
     with pytest.raises(ps.ReaderError):
         trainer.test([])
-    assert 0.0 < first < second < trainer.test_secs < time.monotonic() - before
+    found.append(trainer.secs_beside)
+    trainer.save_params(tmp_path)
+    found.append(trainer.secs_beside)
+    assert found == sorted(set(found))
+    assert found[0] == 0.0
+    assert found[-1] < time.monotonic() - before

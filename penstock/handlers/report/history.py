@@ -22,7 +22,7 @@ class RunTimes:
     Call it with every event, and `begin` to go on from the seconds of a run.
 
     Attributes:
-      epoch_secs: of the last epoch, its compiles included, tests in it not.
+      epoch_secs: of the last epoch, its compiles included, tests and saving in it not.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class RunTimes:
     def _count(self, data_wait: float | None = None) -> None:
         marks = self._read_marks()
         passed = [mark - before for mark, before in zip(marks, self._marks, strict=True)]
-        secs, stepping, beside, compiling = passed
+        secs, stepping, launching, compiling = passed
         measured, self._marks, self._measured = self._measured, marks, 0.0
         if self._is_in_epoch:
-            self.epoch_secs = stepping + beside
+            self.epoch_secs = stepping + launching
         else:
             stepping = 0.0
         waited = stepping * (data_wait or 0.0)
@@ -75,7 +75,7 @@ class RunTimes:
     def _read_marks(self) -> tuple[float, ...]:
         programs = None if self._trainer is None else self._trainer.builder.programs
         compiled = 0.0 if programs is None else programs.compile_time.secs
-        return time.monotonic(), self._clock.now(), self._clock.secs_beside, compiled
+        return time.monotonic(), self._clock.now(), self._clock.launch_secs, compiled
 
 
 Values = dict[str, float]
