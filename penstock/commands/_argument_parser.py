@@ -241,7 +241,8 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
         text = f"{flag.help}{shown}".replace("%", "%%")
         options["help"] = argparse.SUPPRESS if is_unused else text
         if flag.is_positional:
-            groups[flag.section].add_argument(flag.name, nargs=flag.nargs, **options)
+            # Another default argparse would read as a word.
+            groups[flag.section].add_argument(flag.name, nargs=flag.nargs, default=None, **options)
             continue
         # `--json` alone is `--json=True`.
         if flag.kinds == (bool,):
