@@ -41,6 +41,13 @@ def trained(tmp_path_factory):
     return folder, printed.getvalue()
 
 
+@pytest.fixture
+def text(trained, monkeypatch):
+    """Work in the folder of that run; return what was printed."""
+    monkeypatch.chdir(trained[0])
+    return trained[1]
+
+
 @pytest.mark.slow
 def test_answers_of_a_run_stay_until_its_network_changes(tmp_path, capsys):
     train = ("train", *TINY, "--checkpointDir=runs/a")
@@ -84,18 +91,14 @@ def test_hooks_leave_traces_checkpoints_tables_and_a_log(trained):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["params", "checkpoints", "checkpoints/60"])
-def test_eval_agrees_with_the_log_by_every_path(trained, capsys, monkeypatch, path):
-    folder, text = trained
-    monkeypatch.chdir(folder)
+def test_eval_agrees_with_the_log_by_every_path(text, capsys, path):
     last = re.search(r"; last: (.*) at step 60", text)
     assert last is not None
     out, _ = succeed(capsys, "eval", f"runs/digits_tiny/{path}", "--plot=")
     assert f"{last[1]}\n" in out
 
 
-def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
-    folder, text = trained
-    monkeypatch.chdir(folder)
+def test_eval_counts_each_image_once(text, capsys):
     out, _ = succeed(capsys, "eval", "runs/digits_tiny", "--json=True", "--plot=a.png")
     facts = json.loads(out)
     assert np.sum(facts["confusion"]) == facts["images"] == 359
@@ -106,12 +109,11 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     assert cv2.imread("a.png") is not None
 
 
-def test_json_of_a_network_that_has_diverged_is_json(trained, capsys, monkeypatch):
+def test_json_of_a_network_that_has_diverged_is_json(text, capsys):
     def refuse(constant):
         raise AssertionError(constant)
 
-    monkeypatch.chdir(trained[0])
-    (trained[0] / "nan").mkdir()
+    Path("nan").mkdir()
     params = _parameters.read_parameters("runs/digits_tiny").items()
     broken = {key: np.full_like(value, np.nan) for key, value in params}
     _parameters.save("nan", _parameters.nest(broken))
@@ -157,19 +159,16 @@ def test_compare_gets_the_answers_of_a_runs_own_network_alone(trained, capsys, m
 
 
 @pytest.mark.slow
-def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
-    monkeypatch.chdir(trained[0])
+def test_missing_matplotlib_is_said(text, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out, _ = succeed(capsys, "eval", "runs/digits_tiny")
     assert 'pip install "penstock[plot]"' in out
 
 
-def test_predict_names_the_classes_of_images_in_folders(trained, capsys, monkeypatch):
-    folder, _ = trained
-    monkeypatch.chdir(folder)
+def test_predict_names_the_classes_of_images_in_folders(text, capsys):
     batch = next(iter(readers.dataset("digits", "test", 24)))
     for number, (image, label) in enumerate(zip(batch["image"], batch["label"], strict=True)):
-        (folder / f"scans/{label}").mkdir(parents=True, exist_ok=True)
+        Path(f"scans/{label}").mkdir(parents=True, exist_ok=True)
         cv2.imwrite(f"scans/{label}/{number}.png", np.rint(255 * image[:, :, 0]))
     status, out, err = run(capsys, "predict", "runs/digits_tiny", "scans", "--top_k=2")
     assert (status, err) == (0, "images: lenet, which the weights were trained with\n")
@@ -185,8 +184,7 @@ def test_predict_names_the_classes_of_images_in_folders(trained, capsys, monkeyp
     assert "large.png: resized to 8 x 8, the size it was trained on" in err
 
 
-def test_one_missing_image_among_several_does_not_stop_the_others(trained, capsys, monkeypatch):
-    monkeypatch.chdir(trained[0])
+def test_one_missing_image_among_several_does_not_stop_the_others(text, capsys):
     digits = [f"runs/digits_tiny/samples/{name}.png" for name in ("nine", "zero")]
     status, out, err = run(capsys, "predict", "runs/digits_tiny", digits[0], "lost.png", digits[1])
     assert status == 1
@@ -198,9 +196,7 @@ def test_one_missing_image_among_several_does_not_stop_the_others(trained, capsy
     assert "'nein.png' got no file of that name, expected an image" in err
 
 
-def test_command_that_ends_a_run_on_digits_reads_them(trained, capsys, monkeypatch):
-    folder, text = trained
-    monkeypatch.chdir(folder)
+def test_command_that_ends_a_run_on_digits_reads_them(text, capsys):
     words = re.search(r"^use it:       penstock (predict .*)$", text, re.M)
     assert words is not None
     out, _ = succeed(capsys, *words[1].split())
