@@ -52,8 +52,7 @@ class Flag:
     metavar: str
     short: str | None = None  # another name, such as `-n`
     is_positional: bool = False
-    nargs: Literal["?", "*", "+"] | None = None
-    is_needed: bool = False  # the command itself says that it is missing, better than argparse
+    nargs: Literal["?", "+"] | None = None
     is_repeated: bool = False  # it may be given several times, and all its values count
 
     def read(self, text: str) -> FlagValue:
@@ -62,7 +61,8 @@ class Flag:
         if self.is_positional and not text:
             raise argparse.ArgumentTypeError("got '', expected a name. Is a shell variable unset?")
         # Before the kinds: a choice may read like a number, or like None.
-        if self.is_positional or self.is_repeated or text in self.choices:
+        is_word = self.is_positional and not self.choices
+        if is_word or self.is_repeated or text in self.choices:
             return text
         # The way to take back, on the command line, what a file of flags gives.
         if text == "None" and NoneType in self.kinds:
@@ -92,19 +92,15 @@ class Flag:
         if not self.is_positional:
             name = f"{self.short} " if self.short else f"--{self.name}="
             return f"{name}{self.metavar if len(self.metavar) <= _MAX_USAGE_CHARS else 'NAME'} "
-        forms = {None: "{0} ", "?": "[{0}] ", "*": "[{0} ...] ", "+": "{0} [{0} ...] "}
-        if self.is_needed:
-            forms |= {"?": forms[None], "*": forms["+"]}
+        forms = {None: "{0} ", "?": "[{0}] ", "+": "{0} [{0} ...] "}
         return forms[self.nargs].format(self.metavar)
 
 
-def positional(
-    metavar: str, nargs: Literal["?", "*", "+"] | None = None, *, is_needed: bool = False
-) -> Any:
+def positional(metavar: str, nargs: Literal["?", "+"] | None = None) -> Any:
     """Return the field of an argument that is given by its place; `Flag` says what they mean."""
-    defaults: dict[str | None, Any] = {"?": None, "*": ()}
-    options = {"metavar": metavar, "nargs": nargs, "is_needed": is_needed, "is_positional": True}
-    return dataclasses.field(default=defaults.get(nargs, dataclasses.MISSING), metadata=options)
+    default = None if nargs == "?" else dataclasses.MISSING
+    options = {"metavar": metavar, "nargs": nargs, "is_positional": True}
+    return dataclasses.field(default=default, metadata=options)
 
 
 def option(
@@ -162,8 +158,9 @@ def _read_helps(kind: type) -> dict[str, str]:
     # The parents first: what a class says of a flag itself replaces their words.
     for parent in reversed(kind.__mro__):
         section = inspect.cleandoc(parent.__doc__ or "").partition("\nArguments:\n")[2]
-        entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", section.split("\n\n")[0], re.M)
-        helps |= {name: " ".join(text.replace("`", "").split()) for name, text in entries}
+        entries = re.findall(r"^  ([\w, ]+): (.*(?:\n    .*)*)", section.split("\n\n")[0], re.M)
+        for names, text in entries:
+            helps |= dict.fromkeys(names.split(", "), " ".join(text.replace("`", "").split()))
     # As sentences, which `Arguments:` begins with small letters.
     return {name: text[:1].upper() + text[1:] for name, text in helps.items()}
 
@@ -172,7 +169,6 @@ def parse(
     kind: type[FlagsT],
     words: Sequence[str],
     *,
-    prog: str,
     epilog: str = "",
     usage: str = "",
     extra: Mapping[str, Flag] = MappingProxyType({}),
@@ -184,7 +180,7 @@ def parse(
     The last of several values wins. Dashes in names are underscores.
 
     Arguments:
-      kind: a dataclass of flags; its docstring is the help.
+      kind: a dataclass of flags in the module of the command; its docstring is the help.
       usage: what stands behind the flags in its first line.
       extra: flags that the command takes and `kind` does not have.
       unused: the section of flags that the help has by name only, as those without effect.
@@ -192,6 +188,7 @@ def parse(
     Returns:
       The flags, and the values of those of `extra` that were given, by name.
     """
+    prog = f"penstock {kind.__module__.rpartition('.')[2].replace('_', '-')}"
     own = list_flags(kind)
     flags = {**own, **extra}
     needed = [f for f in flags.values() if f.is_positional or f.default is dataclasses.MISSING]
@@ -212,16 +209,12 @@ def parse(
         *names, action="help", default=argparse.SUPPRESS, help="Show this help and end."
     )
     _add_flags(parser, flags, unused)
-    # Known ones only, so that the error is ours, with the nearest name.
-    given_flags, unknown = parser.parse_known_intermixed_args(list(_spell(words, flags)))
+    lists = f"`{prog} {help_flag}` lists"
+    spelled = list(_spell(words, flags, help_flag, lists))
+    given_flags, unknown = parser.parse_known_intermixed_args(spelled)
     if unknown:
-        name = unknown[0].partition("=")[0]
-        lists = f"`{prog} {help_flag}` lists"
-        text = f"got the flag {name!r}, expected one that {lists}.{suggest_flag(name, list(flags))}"
-        if not name.startswith("-"):
-            example = f"as in `{parser.usage}`. {lists} them"
-            text = f"got {name!r}, expected flags: --NAME=VALUE, {example}."
-        raise UsageError(text)
+        example = f"as in `{parser.usage}`. {lists} them"
+        raise UsageError(f"got {unknown[0]!r}, expected flags: --NAME=VALUE, {example}.")
     values = {n: tuple(v) if isinstance(v, list) else v for n, v in vars(given_flags).items()}
     with raise_usage_errors():
         made = kind(**{name: value for name, value in values.items() if name in own})
@@ -248,7 +241,8 @@ def _add_flags(parser: _Parser, flags: Mapping[str, Flag], unused: str) -> None:
         text = f"{flag.help}{shown}".replace("%", "%%")
         options["help"] = argparse.SUPPRESS if is_unused else text
         if flag.is_positional:
-            groups[flag.section].add_argument(flag.name, nargs=flag.nargs, **options)
+            # Another default argparse would read as a word.
+            groups[flag.section].add_argument(flag.name, nargs=flag.nargs, default=None, **options)
             continue
         # `--json` alone is `--json=True`.
         if flag.kinds == (bool,):
@@ -265,7 +259,9 @@ def _find_columns() -> int:
     return shutil.get_terminal_size().columns - 2
 
 
-def _spell(words: Sequence[str], flags: Mapping[str, Flag]) -> Iterator[str]:
+def _spell(
+    words: Sequence[str], flags: Mapping[str, Flag], help_flag: str, lists: str
+) -> Iterator[str]:
     """Yield words as argparse takes them: underscores in names, a value for each boolean.
 
     argparse would take the word behind `--json` for its value, also where that is a path.
@@ -278,6 +274,10 @@ def _spell(words: Sequence[str], flags: Mapping[str, Flag]) -> Iterator[str]:
             continue
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
+        # Before argparse looks for what is missing, and with the nearest name.
+        if name not in (*flags, help_flag[2:]):
+            hint = suggest_flag(name, list(flags))
+            raise UsageError(f"got the flag '--{name}', expected one that {lists}.{hint}")
         is_boolean = name in flags and flags[name].kinds == (bool,)
         if is_boolean and not equals and following.lower() not in _BOOLEANS:
             equals, value = "=", "True"
@@ -297,7 +297,10 @@ class _Parser(argparse.ArgumentParser):
         needed = re.sub(r"^the following arguments are required: ", "", text)
         if needed != text:
             it = "them" if "," in needed else "it"
-            text = f"got no {needed}, expected {it}, as in `{self.usage}`"
+            text = f"got no {needed}, expected {it}, as in `{self.usage}`."
+            for action in self._actions:
+                if not action.option_strings and str(action.metavar) in needed.split(", "):
+                    text += f" {action.metavar}: {action.help}"
         raise UsageError(text if text.endswith((".", "?")) else f"{text}.")
 
 

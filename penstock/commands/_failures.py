@@ -12,7 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock._errors import FolderInUseError, NonFiniteError, UnknownNameError, nearest
+from penstock._errors import (
+    FolderInUseError,
+    NonFiniteError,
+    UnknownNameError,
+    check_number,
+    nearest,
+)
 from penstock._text_tables import find_columns, wrap_words
 
 
@@ -26,24 +32,14 @@ def check(flags: object, name: str, is_right: bool, expected: str) -> None:
         raise UsageError(f"--{name} got {vars(flags)[name]!r}, expected {expected}")
 
 
-def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        names = ", ".join(choices)
-        raise UsageError(
-            f"--{flag} got {value!r}, expected one of: {names}.{nearest(value, choices)}"
-        )
-
-
 def check_numbers(flags: object, bounds: str) -> None:
-    """Raise unless flags that are numbers are finite and in bounds such as `workers>=1 hang>0`."""
-    for bound in bounds.split():
-        name, sign, text = re.split("(>=?)", bound)
-        value, least = vars(flags)[name], int(text)
-        if isinstance(value, int | float):
-            is_within = least <= value if sign == ">=" else least < value
-            if not is_within or value == math.inf:
-                expected = f"of {least} or more" if sign == ">=" else f"above {least}"
-                raise UsageError(f"--{name} got {value!r}, expected a number {expected}.")
+    """Raise unless flags that are numbers are in bounds such as `hang>0 port>=0<=65535`."""
+    for name, sign, low, end, high in re.findall(r"(\w+)(>=?)(\d+)(?:(<=?)(\d+))?", bounds):
+        if isinstance(value := vars(flags)[name], int | float):
+            # Of integers none is infinite.
+            brackets = "(["[sign == ">="], ")]"[end == "<=" or isinstance(value, int)]
+            interval = f"{low},{high or math.inf}".join(brackets)
+            check_number(f"--{name} got ", value, interval, "", UsageError)
 
 
 def split_words(text: str | None) -> tuple[str, ...]:
@@ -175,7 +171,7 @@ TRACEBACK_VARIABLE = "PENSTOCK_TRACEBACK"
 
 
 def command(
-    name: str, *, usage_errors: tuple[type[Exception], ...] = ()
+    *, usage_errors: tuple[type[Exception], ...] = ()
 ) -> Callable[[Callable[[list[str]], int | None]], Callable[[list[str]], int]]:
     """Return a decorator of a command's function, which then returns its exit status.
 
@@ -196,6 +192,7 @@ def command(
                 is_usage = isinstance(error, (UsageError, *usage_errors))
                 if os.environ.get(TRACEBACK_VARIABLE) == "1" and not is_usage:
                     raise
+                name = function.__module__.rpartition(".")[2].replace("_", "-")
                 text = f"penstock {name}: {say_in_flags(name, one_line(error))}"
                 # One line; a terminal that is narrower would break it in the middle of a word.
                 print(wrap_words(text, find_columns(sys.stderr), "  "), file=sys.stderr)

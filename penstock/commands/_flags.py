@@ -17,12 +17,11 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import optimizers
-from penstock._errors import nearest
-from penstock._files import replacing
+from penstock._errors import check_known, nearest
 from penstock._program.precision import Precision, PrecisionName
 from penstock.commands._argument_parser import Flag, FlagValue, list_flags, raise_usage_errors
-from penstock.commands._failures import UsageError, check, check_choice, check_numbers, split_words
-from penstock.commands._run_folder.runs import flatten, make_title
+from penstock.commands._failures import UsageError, check, check_numbers, split_words
+from penstock.commands._run_folder.runs import flatten, name_data
 from penstock.distributed.environments import split_address
 from penstock.optimizers import ScheduleOptions
 
@@ -74,8 +73,6 @@ def _load(path: Path) -> Mapping[str, object]:
         loaded = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"{where} a file that can be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where} YAML or JSON. It is not a text file.") from error
     except (ValueError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError):
@@ -85,12 +82,6 @@ def _load(path: Path) -> Mapping[str, object]:
     if not isinstance(loaded, Mapping):
         raise UsageError(f"{where} flags by name in it, such as `model_name: lenet`.")
     return loaded
-
-
-def write_config(path: Path, config: Mapping[str, object]) -> None:
-    """Write a run's flags to a file by section, as JSON; it appears whole."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
 def to_json(flags: DataclassInstance) -> dict[str, Any]:
@@ -201,14 +192,13 @@ class DatasetFlags:
     @property
     def title(self) -> str:
         """What names the data in a run's folder: of one's own images the name of their folder."""
-        return make_title(self.dataset_name, self.dataset_dir)
+        return name_data(vars(self))
 
     def __post_init__(self) -> None:
         check_numbers(self, "split_seed>=0 num_sample_per_epoch>=1 num_classes>=2")
         expected = "2 or 3. A third part is to choose the best network on."
         check(self, "num_folder_parts", self.num_folder_parts in (2, 3), expected)
-        if self.dataset_dir == "":
-            check(self, "dataset_dir", False, _A_NAME)
+        check(self, "dataset_dir", self.dataset_dir != "", _A_NAME)
         try:
             re.compile(self.group_pattern or "")
         except re.error as error:
@@ -293,7 +283,7 @@ class PreprocessingFlags:
         expected = f"{_MAX_IMAGE_SIZE} or less. OpenCV makes no larger images."
         check(self, "train_image_size", (self.train_image_size or 0) <= _MAX_IMAGE_SIZE, expected)
         if self.preprocessing_name is not None:
-            check_choice("preprocessing_name", self.preprocessing_name, preprocessing.names())
+            check_known("--preprocessing_name", self.preprocessing_name, preprocessing.names())
 
 
 def list_datasets() -> list[str]:
@@ -361,16 +351,10 @@ class ModelFlags:
     def __post_init__(self) -> None:
         from penstock import models
 
-        if self.model_name not in (names := models.names()):
-            raise UsageError(
-                f"--model_name got {self.model_name!r}, expected one of {len(names)} that "
-                f"`penstock models` lists.{nearest(self.model_name, names)}"
-            )
-        rates = "weight_decay>=0 batch_norm_decay>=0 batch_norm_group_size>=0 max_gradient_norm>0"
-        check_numbers(self, f"{rates} num_epochs>=1 batch_size>=1 gradient_accumulation_steps>=1")
-        is_share = (self.batch_norm_decay or 0) <= 1
-        check(self, "batch_norm_decay", is_share, "a share from 0 to 1.")
-        check(self, "label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1.")
+        models.get(self.model_name)
+        rates = "weight_decay>=0 batch_norm_decay>=0<=1 label_smoothing>=0<1 max_gradient_norm>0"
+        counts = "num_epochs>=1 batch_size>=1 batch_norm_group_size>=0"
+        check_numbers(self, f"{rates} {counts} gradient_accumulation_steps>=1")
         for name in ("model_dir", "ckpt_file_name"):
             if self.task_type == "pretrain" and vars(self)[name]:
                 raise UsageError(
@@ -413,9 +397,7 @@ class OptimizerFlags(optimizers.OptimizerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         optimizers.get(self.optimizer, 0.1, options=self)
-        check_numbers(self, "moving_average_decay>0")
-        is_share = (self.moving_average_decay or 0) < 1
-        check(self, "moving_average_decay", is_share, "below 1.")
+        check_numbers(self, "moving_average_decay>0<1")
 
 
 HOOKS = ("StopAtStepHook", "ProfilerHook", "LoggingTensorHook", "CheckpointSaverHook")
@@ -468,13 +450,12 @@ class LoggingFlags:
         intervals = "log_loss_every_n_iters>=0 eval_every_n_epochs>=0 profile_every_n_iters>=0"
         saving = "save_checkpoints_steps>=1 save_checkpoints_secs>=0"
         check_numbers(self, f"{intervals} {saving} stop_at_step>=0 profile_at_task>=0")
-        if "" in (self.checkpointDir, self.summaryDir):
-            name = "checkpointDir" if self.checkpointDir == "" else "summaryDir"
-            check(self, name, False, _A_NAME)
+        for name in ("checkpointDir", "summaryDir"):
+            check(self, name, vars(self)[name] != "", _A_NAME)
         hooks = {name.lower(): name for name in HOOKS}
         for name in split_words(self.hooks):
             if name.lower() not in hooks:
-                check_choice("hooks", name, HOOKS)
+                check_known("--hooks", name, HOOKS)
 
     def has_hook(self, name: str) -> bool:
         """Return whether a hook of FastNN's is among those asked for; case does not matter."""
@@ -540,22 +521,15 @@ class UnusedFlags:
 
     Arguments:
       protocol: TensorFlow's servers had it; JAX's collectives choose their own.
-      tensor_fusion_policy: XLA fuses by itself.
-      tensor_fusion_max_bytes: XLA fuses by itself.
+      tensor_fusion_policy, tensor_fusion_max_bytes: XLA fuses by itself.
       communication_policy: the backend's collectives choose it.
-      job_name: there are no parameter servers.
-      ps_hosts: there are no parameter servers.
-      ps_count: there are no parameter servers.
+      job_name, ps_hosts, ps_count: there are no parameter servers.
       worker_count: --worker_hosts says how many there are.
-      inter_op_parallelism_threads: TensorFlow's sessions had it.
-      intra_op_parallelism_threads: TensorFlow's sessions had it.
+      inter_op_parallelism_threads, intra_op_parallelism_threads: TensorFlow's sessions had it.
       colocate_gradients_with_ops: TensorFlow's graphs had it.
       log_optimizer_vars_statistics: FastNN's code fails with it.
-      file_pattern: FastNN never reads it either.
-      reader: FastNN never reads it either.
-      outputs: Alibaba's platform has it.
-      tables: Alibaba's platform has it.
-      buckets: Alibaba's platform has it.
+      file_pattern, reader: FastNN never reads it either.
+      outputs, tables, buckets: Alibaba's platform has it.
     """
 
     protocol: str = "grpc"
@@ -668,16 +642,13 @@ def make_train_flags(overrides: Mapping[str, FlagValue]) -> TrainFlags:
     # Before the checks of names, which plugins register.
     import_plugins(str(overrides.get("plugin") or ""))
     with raise_usage_errors():
-        return _replace(make_defaults(overrides), overrides)
-
-
-def _replace(default: TrainFlags, overrides: Mapping[str, FlagValue]) -> TrainFlags:
-    changes: dict[str, Any] = {}
-    for name, section in vars(default).items():
-        # Sections first: `learning_rate` is one, and a flag in it.
-        if dataclasses.is_dataclass(section) and not isinstance(section, type):
-            mine: Any = {flag: overrides[flag] for flag in vars(section) if flag in overrides}
-            changes[name] = dataclasses.replace(section, **mine) if mine else section
-        elif name in overrides:
-            changes[name] = overrides[name]
-    return dataclasses.replace(default, **changes)
+        default = make_defaults(overrides)
+        changes: dict[str, Any] = {}
+        for name, section in vars(default).items():
+            # Sections first: `learning_rate` is one, and a flag in it.
+            if dataclasses.is_dataclass(section) and not isinstance(section, type):
+                mine: Any = {flag: overrides[flag] for flag in vars(section) if flag in overrides}
+                changes[name] = dataclasses.replace(section, **mine) if mine else section
+            elif name in overrides:
+                changes[name] = overrides[name]
+        return dataclasses.replace(default, **changes)

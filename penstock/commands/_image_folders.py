@@ -59,9 +59,7 @@ _OTHER_PARTS = ("training", "testing", "tests", "valid", "dev", "eval", "evaluat
 _LAYOUT = "one folder of images per class in it, such as {0}/cat and {0}/dog"
 
 
-def describe_folder(
-    word: str, overrides: Container[str], *, purpose: str = "train on"
-) -> dict[str, str]:
+def describe_folder(word: str, overrides: Container[str]) -> dict[str, str]:
     """Return the flags that name the data in a folder: `dataset_name` and `dataset_dir`.
 
     It has one folder of images per class, or such parts as `train` and `test`, or the record files
@@ -76,7 +74,7 @@ def describe_folder(
     if both := [f"--{name}" for name in ("dataset_name", "dataset_dir") if name in overrides]:
         raise UsageError(
             f"got the folder {word!r} and {' and '.join(both)}, expected one of the two. Both say "
-            f"which images to {purpose}."
+            "which images to take."
         )
     path = expand_path(word)
     if not path.is_dir():

@@ -82,7 +82,7 @@ def run_trials(
     metric, best = "loss", "lowest loss of training, as nothing is tested"
     if plan.evaluate is not None:
         part = f" ({plan.data.test_part})" if plan.data.test_part else ""
-        images = format_count(plan.data.num_test or 0, "image")
+        images = format_count(plan.data.facts.num_test or 0, "image")
         metric, best = "accuracy", f"highest accuracy on {images}{part}"
     sweep = Sweep(path, words, space, metric, seed, prune, settings)
     line = f"{format_count(num_trials, 'trial')} in {path}, for the {best}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 from penstock._compile_cache import find_folder, list_programs
 from penstock._files import cache_folder
@@ -25,20 +26,18 @@ class CacheFlags:
         the common one and compiled programs.
     """
 
-    action: str | None = positional("list|clear", "?")
+    action: Literal["list", "clear"] | None = positional("list|clear", "?")
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if self.action not in (None, "list", "clear"):
-            raise UsageError(f"got {self.action!r}, expected list or clear: penstock cache clear.")
         # Of a variable that is not set: the common folder was not meant.
         check(self, "cache_dir", self.cache_dir != "", "a folder.")
 
 
-@command("cache", usage_errors=(ValueError,))
+@command(usage_errors=(ValueError,))
 def run(argv: list[str]) -> None:
     """Run `penstock cache` with the arguments after the command's name."""
-    flags, _ = parse(CacheFlags, argv, prog="penstock cache")
+    flags, _ = parse(CacheFlags, argv)
     # Imported here: `penstock cache --help` needs no records.
     from penstock.readers.records.cache import clear_copies, list_copies
 
@@ -50,7 +49,7 @@ def run(argv: list[str]) -> None:
     if flags.action == "clear":
         removed = clear_copies(folder)
         freed = scale_bytes(sum(copy.num_bytes for copy in removed))
-        print(f"removed {_count_copies(len(removed))}: {freed}")
+        print(f"removed copies: {len(removed)}, {freed}")
         for program in list_programs(compiled):
             program.unlink(missing_ok=True)
     if copies := list_copies(folder):
@@ -60,13 +59,8 @@ def run(argv: list[str]) -> None:
         rows = list(zip(sizes, states, names, strict=True))
         print_table(("size", "state", "copy of"), rows, right={0})
     total = scale_bytes(sum(copy.num_bytes for copy in copies))
-    print(f"{folder}: {_count_copies(len(copies))}, {total}")
+    print(f"{folder}: copies: {len(copies)}, {total}")
     if compiled is not None:
         programs = list_programs(compiled)
         total = scale_bytes(sum(program.stat().st_size for program in programs))
-        number = f"{len(programs)} compiled program{'' if len(programs) == 1 else 's'}"
-        print(f"{compiled}: {number}, {total}")
-
-
-def _count_copies(number: int) -> str:
-    return f"{number} cop{'y' if number == 1 else 'ies'}"
+        print(f"{compiled}: compiled programs: {len(programs)}, {total}")

@@ -26,7 +26,6 @@ from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.folder import DoubtedImage
 from penstock.commands._run_folder.runs import find_run_path, write_rows
 
-PROG = "penstock clean"
 _EXAMPLES = """examples:
   penstock clean runs/photos_resnet_cifar10_8
   penstock clean photos --folds=5 --num_epochs=20 --output=doubted.csv
@@ -53,7 +52,7 @@ class CleanFlags:
       output: the list, a CSV file; by default doubted.csv in the run's folder.
     """
 
-    run: str | None = positional("RUN", "?", is_needed=True)
+    run: str = positional("RUN")
     folds: int = 3
     output: str | None = option("FILE", None)
 
@@ -61,14 +60,14 @@ class CleanFlags:
         check_numbers(self, "folds>=2")
 
 
-@command("clean")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock clean` with the arguments after the command's name."""
-    flags, overrides = parse(CleanFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    folder = run_folder.find_run_folder(find_run_path(flags.run)) if flags.run else None
+    flags, overrides = parse(CleanFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    folder = run_folder.find_run_folder(find_run_path(flags.run))
     if folder is None:
         raise UsageError(
-            f"got {flags.run or 'no run'!r}, expected the folder of a run, which says how to train "
+            f"got {flags.run!r}, expected the folder of a run, which says how to train "
             "its network again. `penstock runs` lists them."
         )
     output = Path(flags.output) if flags.output else folder.doubted
@@ -148,7 +147,7 @@ def _doubt(
     plan: Plan, names: Sequence[str], labels: np.ndarray, answers: np.ndarray
 ) -> list[tuple[float, DoubtedImage]]:
     """Return rows of the list, and how much likelier each label is than any other class."""
-    classes = plan.data.class_names
+    classes = plan.data.facts.class_names
     rows: list[tuple[float, DoubtedImage]] = []
     for name, label, answer in zip(names, labels.tolist(), answers, strict=True):
         other = int(np.argmax(np.where(np.arange(len(answer)) == label, -1, answer)))

@@ -19,7 +19,6 @@ from penstock.commands._failures import UsageError, command
 from penstock.commands._run_folder.folder import read_answers
 from penstock.commands._run_folder.runs import FoundRun, find_rows, list_differences, read_run
 
-_SHARES = ("accuracy", "top_5")
 _EXAMPLES = """examples:
   penstock compare runs/digits_lenet runs/digits_lenet-2
   penstock compare runs/* --json"""
@@ -45,10 +44,10 @@ class CompareFlags:
             )
 
 
-@command("compare")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock compare` with the arguments after the command's name."""
-    flags, _ = parse(CompareFlags, argv, prog="penstock compare", epilog=_EXAMPLES)
+    flags, _ = parse(CompareFlags, argv, epilog=_EXAMPLES)
     runs = [read_run(Path(name)) for name in flags.runs]
     differing = list_differences(runs)
     if flags.json:
@@ -57,7 +56,9 @@ def run(argv: list[str]) -> None:
         ]
         print(json.dumps(encode_json(facts), indent=2))
         return
-    names = _name(runs)
+    names = [run.path.name or str(run.path) for run in runs]
+    # Of equal names the paths.
+    names = [str(run.path) if names.count(n) > 1 else n for run, n in zip(runs, names, strict=True)]
     table = [("run", *names), *_rows(runs, differing)]
     parts = [align_rows(p, right=range(1, len(p[0]))) for p in _split(table, find_columns())]
     # A blank line between parts, which have the names of the rows again.
@@ -114,15 +115,6 @@ def _describe_chance(runs: Sequence[FoundRun], names: Sequence[str]) -> list[str
     return lines
 
 
-def _name(runs: Sequence[FoundRun]) -> list[str]:
-    """Return what heads the column of each run: its folder's name, of equal ones its path."""
-    names = [run.path.name or str(run.path) for run in runs]
-    return [
-        str(run.path) if names.count(name) > 1 else name
-        for run, name in zip(runs, names, strict=True)
-    ]
-
-
 def _rows(runs: Sequence[FoundRun], differing: Sequence[str]) -> list[tuple[str, ...]]:
     """Return a row for each fact: its name, and what it is of each run."""
     names = ("seconds", "last train loss", "last test loss", "last test accuracy")
@@ -151,7 +143,7 @@ def _read_end(run: FoundRun) -> dict[str, str]:
             # An epoch's mean counts, a step's where no epoch has ended.
             if rows and (name := f"last {title} {metric}") not in found:
                 value = rows[-1].metrics[metric]
-                found[name] = f"{value:.2%}" if metric in _SHARES else f"{value:.4g}"
+                found[name] = f"{value:.2%}" if metric == "accuracy" else f"{value:.4g}"
     return found
 
 

@@ -48,8 +48,6 @@ _NETWORKS = {
     "flowers": ("--model_name=mobilenet_v2", "--train_image_size=128", "--num_epochs=10"),
     "image_folder": ("--model_name=mobilenet_v2", "--train_image_size=128", "--num_epochs=10"),
 }
-# Their names have five digits.
-_MAX_SHARDS = 99_999
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +108,8 @@ class ConvertFlags:
                 f"--dataset_name={self.dataset_name} got {', '.join(f'--{n}' for n in unused)}, "
                 f"expected none but {used}. It would have no effect. Leave it out."
             )
-        check_numbers(self, "num_validation>=0")
+        # Names of shards have five digits.
+        check_numbers(self, "num_validation>=0 num_shards>=1<=99999")
         # It may still have to be made; what is there of its path must be a folder.
         path = Path(self.dataset_dir)
         present = next(part for part in (path, *path.parents, ".") if os.path.exists(part))
@@ -118,20 +117,15 @@ class ConvertFlags:
         check(self, "dataset_dir", is_folder, "a folder or a path for one.")
         is_url = self.base_url is None or _is_url(self.base_url)
         check(self, "base_url", is_url, "http://... or https://...")
-        expected = f"a number from 1 to {_MAX_SHARDS}."
-        check(self, "num_shards", 1 <= self.num_shards <= _MAX_SHARDS, expected)
         is_name = bool(self.output_name) and Path(self.output_name).name == self.output_name
         check(self, "output_name", is_name, "a name without a slash.")
-        digits = self.part_name_suffix_length
-        is_right = digits == -1 or digits >= 1
-        check(self, "part_name_suffix_length", is_right, "-1, or a number of 1 or more.")
 
 
 # Arguments whose mistake only the files show are still mistakes of usage.
-@command("convert", usage_errors=(convert.ArgumentError, FileNotFoundError))
+@command(usage_errors=(convert.ArgumentError, FileNotFoundError))
 def run(argv: list[str]) -> None:
     """Run `penstock convert` with the arguments after the command's name."""
-    flags, _ = parse(ConvertFlags, argv, prog="penstock convert", epilog=_EXAMPLES)
+    flags, _ = parse(ConvertFlags, argv, epilog=_EXAMPLES)
     with show_progress() as progress:
         options = {"force": flags.overwrite, "progress": progress}
         made = _COMMANDS[flags.dataset_name](flags, options)

@@ -53,10 +53,10 @@ def find_pages() -> dict[str, Path]:
     )
 
 
-@command("docs")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock docs` with the arguments after the command's name."""
-    flags, _ = parse(DocsFlags, argv, prog="penstock docs")
+    flags, _ = parse(DocsFlags, argv)
     pages = find_pages()
     if flags.page is None:
         rows = [(name, _read_title(path)) for name, path in pages.items()]

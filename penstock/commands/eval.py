@@ -59,7 +59,6 @@ def draw_confusion(path: Path, matrix: np.ndarray, names: Sequence[str]) -> None
     save(figure, path)
 
 
-PROG = "penstock eval"
 _EXAMPLES = """examples:
   penstock eval runs/digits_lenet
   penstock eval runs/digits_lenet/checkpoints/100 --split=train
@@ -90,7 +89,7 @@ class EvalFlags:
       json: print JSON, for programs to read.
     """
 
-    run: str | None = positional("RUN", "?", is_needed=True)
+    run: str = positional("RUN")
     split: SplitName = "test"
     plot: str | None = option("FILE", None)
     json: bool = False
@@ -100,11 +99,11 @@ class EvalFlags:
             check_path("--plot", self.plot)
 
 
-@command("eval")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock eval` with the arguments after the command's name."""
-    flags, overrides = parse(EvalFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    saved = find_network(PROG, flags.run, overrides)
+    flags, overrides = parse(EvalFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    saved = find_network(flags.run, overrides)
     # Before the weights are read: a run that ends during the test may have better ones by then.
     is_whole_run = _is_whole_run(saved, overrides)
     processes.join_processes()
@@ -131,7 +130,11 @@ def run(argv: list[str]) -> None:
         facts = {"weights": str(saved.weights), **metrics, **intervals}
         facts |= {"split": flags.split, "images": num_images, "confusion": matrix.tolist()}
         facts["nan_answers"] = num_nan
-        print(json.dumps(encode_json({**facts, "class_names": data.class_names}), allow_nan=False))
+        print(
+            json.dumps(
+                encode_json({**facts, "class_names": data.facts.class_names}), allow_nan=False
+            )
+        )
     else:
         name = saved.flags.dataset.title
         some = format_count(num_images, "image")
@@ -145,12 +148,15 @@ def run(argv: list[str]) -> None:
         if num_nan:
             line += f" {num_nan:,} answers are nan; each counts as its first class of nan."
         print(f"{wrap_words(line, find_columns())}\n")
-        rows = [row for _, row in findings.describe_classes(matrix, data.class_names)]
+        rows = [row for _, row in findings.describe_classes(matrix, data.facts.class_names)]
         print_table(findings.CLASS_HEAD, rows, right={1, 2, 3})
     # Of several processes each has its own images only.
     is_whole_run = is_whole_run and _is_whole_run(saved, overrides)
     if saved.folder is not None and is_whole_run and jax.process_count() == 1:
-        names, answers = data.names_digests[1] or "", map(np.concatenate, zip(*pairs, strict=True))
+        names, answers = (
+            data.facts.names_digests[1] or "",
+            map(np.concatenate, zip(*pairs, strict=True)),
+        )
         # Two splits may be one part, and then their images are the same.
         is_test = flags.split != "train" and data.test_part == find_part(saved.flags, "test")
         split = "test" if is_test else flags.split
@@ -189,7 +195,7 @@ def _plot(flags: EvalFlags, folder: RunFolder | None, matrix: np.ndarray, data: 
     if path is None:
         return
     try:
-        draw_confusion(path, matrix, data.class_names)
+        draw_confusion(path, matrix, data.facts.class_names)
     except (ModuleNotFoundError, OSError) as error:
         # Only a picture that was asked for is worth a failure.
         if flags.plot is not None:

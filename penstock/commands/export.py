@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 
 from penstock import _model_file, onnx_export, tensorflow_export
+from penstock._errors import check_known
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
 from penstock.commands._failures import UsageError, check, command, split_words
@@ -23,7 +24,6 @@ from penstock.inference_model import keep_compiled
 from penstock.preprocessing import describe
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype
 
-PROG = "penstock export"
 ENDING = ".penstock"
 _EXAMPLES = """examples:
   penstock export runs/photos
@@ -81,23 +81,21 @@ class ExportFlags:
                 f"--renew got {self.renew!r} with some of {names}, expected none of them. The file "
                 "says what they were. To change them, export the run again."
             )
-        if wrong := [name for name in split_words(self.platforms) if name not in PLATFORMS]:
-            raise UsageError(
-                f"--platforms got {wrong[0]!r}, expected some of {', '.join(PLATFORMS)}."
-            )
+        for name in split_words(self.platforms):
+            check_known("--platforms", name, PLATFORMS)
         is_right = all(word.isdigit() and int(word) for word in split_words(self.warm))
         check(self, "warm", is_right, "batch sizes such as 1,32.")
         if self.run is None and self.renew is None:
             raise UsageError("got no run, expected a folder of one: `penstock export runs/photos`.")
 
 
-@command("export")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock export` with the arguments after the command's name."""
-    flags, overrides = parse(ExportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(ExportFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     if flags.renew is not None:
         flags, overrides = _read_flags(flags, overrides, flags.renew)
-    saved = find_network(PROG, flags.run, overrides)
+    saved = find_network(flags.run or "", overrides)
     trainer, facts, preparation = open_network(saved, jax.local_devices()[:1])
     folder = saved.weights.parent if saved.folder is None else saved.folder.path
     ending = {"penstock": ENDING, "onnx": ".onnx", "saved_model": ""}[flags.format]

@@ -43,10 +43,10 @@ class ImportFlags:
     plugin: str | None = None
 
 
-@command("import-weights", usage_errors=(ValueError, UnknownNameError))
+@command(usage_errors=(ValueError, UnknownNameError))
 def run(argv: list[str]) -> None:
     """Run `penstock import-weights` with the arguments after the command's name."""
-    flags, _ = parse(ImportFlags, argv, prog="penstock import-weights")
+    flags, _ = parse(ImportFlags, argv)
     import_plugins(flags.plugin or "")
     weights = models.load_weights(
         flags.model, flags.file, image_size=flags.image_size, moving_averages=flags.moving_averages

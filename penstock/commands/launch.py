@@ -15,7 +15,6 @@ from penstock.commands import _COMMANDS
 from penstock.commands._argument_parser import option, parse
 from penstock.commands._failures import UsageError, check_numbers, command
 
-PROG = "penstock launch"
 _EPILOG = """After -- comes a command of penstock, a Python file, -m MODULE or any other
 program. Each process has one device, a GPU or the CPU. The processes find each
 other through their environment: a script calls ps.distributed.initialize(), a
@@ -103,7 +102,7 @@ class LaunchFlags:
         return int(least), int(most or least)
 
 
-@command("launch")
+@command()
 def run(argv: list[str]) -> int:
     """Run `penstock launch` with the arguments after the command's name."""
     end = argv.index("--") if "--" in argv else len(argv)
@@ -114,7 +113,7 @@ def run(argv: list[str]) -> int:
     usage = " -- COMMAND [ARGUMENTS]"
     where = "Write what to start after `--`: penstock launch -n 2 -- train."
     try:
-        flags, _ = parse(LaunchFlags, argv[:end], prog=PROG, epilog=_EPILOG, usage=usage)
+        flags, _ = parse(LaunchFlags, argv[:end], epilog=_EPILOG, usage=usage)
     except UsageError as error:
         raise UsageError(f"{error} {where}" if end == len(argv) else str(error)) from error
     if not words:

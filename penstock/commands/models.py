@@ -53,10 +53,10 @@ class ModelsFlags:
 
 
 # Nothing but arguments can be wrong: no file is read.
-@command("models", usage_errors=(ValueError, UnknownNameError))
+@command(usage_errors=(ValueError, UnknownNameError))
 def run(argv: list[str]) -> None:
     """Run `penstock models` with the arguments after the command's name."""
-    flags, _ = parse(ModelsFlags, argv, prog="penstock models", epilog=_EXAMPLES)
+    flags, _ = parse(ModelsFlags, argv, epilog=_EXAMPLES)
     import_plugins(flags.plugin or "")
     if flags.name is None or any(letter in flags.name for letter in "*?["):
         _show_list(flags)

@@ -72,12 +72,10 @@ class PlanFlags:
 
 
 # Nothing but arguments can be wrong: no file is read.
-@command("plan", usage_errors=(ValueError,))
+@command(usage_errors=(ValueError,))
 def run(argv: list[str]) -> None:
     """Run `penstock plan` with the arguments after the command's name."""
-    words, overrides = parse(
-        PlanFlags, argv, prog="penstock plan", epilog=_EXAMPLES, extra=_FROM_TRAIN
-    )
+    words, overrides = parse(PlanFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     flags, names = make_train_flags(overrides), split_words(words.topology) or ("here",)
     config: Any = jax.config
     if "here" not in names and not config.jax_platforms:

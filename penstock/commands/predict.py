@@ -102,7 +102,6 @@ def draw_explanation(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     return np.rint(np.concatenate([seen, gap, over], axis=1)).astype(np.uint8)
 
 
-PROG = "penstock predict"
 _BATCH_SIZE = 32
 _EXAMPLES = """examples:
   penstock predict runs/digits_lenet seven.png
@@ -131,8 +130,8 @@ class PredictFlags:
         folder, for weights alone the current folder.
     """
 
-    run: str | None = positional("RUN", "?", is_needed=True)
-    images: tuple[str, ...] = positional("IMAGE", "*", is_needed=True)
+    run: str = positional("RUN")
+    images: tuple[str, ...] = positional("IMAGE", "+")
     top_k: int = 5
     json: bool = False
     explain: bool = False
@@ -146,12 +145,11 @@ class PredictFlags:
             raise UsageError(f"--output got the file {self.output!r}, expected a folder.")
 
 
-@command("predict")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock predict` with the arguments after the command's name."""
-    flags, overrides = parse(PredictFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
-    is_file = flags.run is not None and is_model_file(flags.run)
-    saved = None if is_file else find_network(PROG, flags.run, overrides)
+    flags, overrides = parse(PredictFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    saved = None if is_model_file(flags.run) else find_network(flags.run, overrides)
     files, missing, others = _find_files(flags.images)
     join_processes()
     table = None if flags.explain or flags.output is None else Path(flags.output)
@@ -312,7 +310,7 @@ def _open_file(flags: PredictFlags, overrides: Mapping[str, FlagValue]) -> _Netw
             "The file has its own. To change them, export the run again."
         )
     import_plugins(str(overrides.get("plugin") or ""))  # of preprocessings
-    model = InferenceModel.load(str(flags.run), place=find_own_place())
+    model = InferenceModel.load(flags.run, place=find_own_place())
     host = model.manifest.host
     if "image" not in host or model.class_names is None or flags.explain:
         raise UsageError(
@@ -358,10 +356,6 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str], Count
 
     At last how many there are in folders of the kinds that are not read.
     """
-    if not words:
-        raise UsageError(
-            f"got no image, expected images or folders after the run: `{PROG} RUN picture.png`."
-        )
     files: list[Path] = []
     missing: dict[str, str] = {}
     others: Counter[str] = Counter()

@@ -148,7 +148,6 @@ def _add_command(page: Page, flags: Mapping[str, object]) -> None:
     add(section, "p", "It writes into a folder of its own, repeated/runs.", class_="note")
 
 
-PROG = "penstock report"
 _EXAMPLES = """examples:
   penstock report runs/digits_lenet
   penstock report runs/photos_mobilenet_v2 --dataset_dir=elsewhere/photos
@@ -188,10 +187,10 @@ class ReportFlags:
         check_numbers(self, "mistakes>=0 samples>=0")
 
 
-@command("report")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock report` with the arguments after the command's name."""
-    flags, overrides = parse(ReportFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(ReportFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     path = runs.find_run_path(flags.run)
     trials = runs.read_rows(path / runs.TRIALS)
     folder, log = (RunFolder(path), runs.LogError()) if trials else _find_run(path)
@@ -299,7 +298,7 @@ def _ask(
     if not folder.data.exists() or not folder.config.exists():
         return "It has no data.json and config.json of `penstock train`: no network can be asked."
     try:
-        saved = find_network(PROG, str(folder.path), overrides)
+        saved = find_network(str(folder.path), overrides)
         if saved.flags.dataset.dataset_name == "mock":
             return (
                 "It was trained on ones, the mock data, to measure speed: no class can be learned."
@@ -321,7 +320,7 @@ def _ask(
         return one_line(error)
     return _Answers(
         findings=findings,
-        names=data.class_names,
+        names=data.facts.class_names,
         trainer=trainer,
         weights=saved.weights,
         split=flags.split,

@@ -36,10 +36,10 @@ class RunsFlags:
     json: bool = False
 
 
-@command("runs")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock runs` with the arguments after the command's name."""
-    flags, _ = parse(RunsFlags, argv, prog="penstock runs", epilog=_EXAMPLES)
+    flags, _ = parse(RunsFlags, argv, epilog=_EXAMPLES)
     folder = Path(flags.folder or ("runs" if Path("runs").is_dir() else "."))
     runs = find_runs(folder)
     if flags.json:

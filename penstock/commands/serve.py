@@ -19,10 +19,9 @@ from typing import Any, Literal
 
 from penstock._errors import check_installed
 from penstock.commands._argument_parser import option, parse, positional
-from penstock.commands._failures import UsageError, check, check_numbers, command, nearest_path
+from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
 from penstock.serving import App, Limits
 
-PROG = "penstock serve"
 _EPILOG = """The protocol is the V2 Open Inference Protocol, which Triton and KServe speak too.
 The page at / asks the models, /openapi.json describes the API, /metrics is for
 Prometheus. Only the health checks and the page need no token.
@@ -69,7 +68,7 @@ class ServeFlags:
       grace: seconds after them in which requests are answered, before connections are cut.
     """
 
-    files: tuple[str, ...] = positional("FILE", "*", is_needed=True)
+    files: tuple[str, ...] = positional("FILE", "+")
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
@@ -86,17 +85,16 @@ class ServeFlags:
 
     def __post_init__(self) -> None:
         counts = "workers>=1 max_batch_size>=1 queue>=1 max_words>=1"
-        check_numbers(self, f"{counts} linger>=0 grace>=0 queue_secs>0 max_body>0")
-        check(self, "port", 0 <= self.port < 2**16, "a number from 0 to 65535.")
+        check_numbers(self, f"{counts} linger>=0 grace>=0 queue_secs>0 max_body>0 port>=0<=65535")
 
 
-@command("serve")
+@command()
 def run(argv: list[str]) -> int:
     """Run `penstock serve` with the arguments after the command's name."""
-    flags, _ = parse(ServeFlags, argv, prog=PROG, epilog=_EPILOG)
+    flags, _ = parse(ServeFlags, argv, epilog=_EPILOG)
     files, token = _find_files(flags.files), _read_token(flags.token_file)
     for package in ("uvicorn", "httptools"):
-        check_installed(package, "serve", PROG)
+        check_installed(package, "serve", "penstock serve")
     failed = threading.Event()
     with _bind(flags.host, flags.port) as listener, _make_loader(files, flags, failed) as load:
         models = {name: load(name) for name in files}
@@ -125,9 +123,6 @@ def run(argv: list[str]) -> int:
 
 def _find_files(words: tuple[str, ...]) -> dict[str, Path]:
     """Return the files of models by the name that requests have for them."""
-    if not words:
-        example = f"`{PROG} photos.penstock`"
-        raise UsageError(f"got no file, expected those of models, such as {example}.")
     files: dict[str, Path] = {}
     for word in words:
         name, equals, path = word.partition("=")

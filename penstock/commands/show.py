@@ -25,7 +25,6 @@ from penstock.commands._run.suited import suit
 from penstock.handlers.figures import check_path, save
 from penstock.readers.records.image_decoding import convert_channels
 
-PROG = "penstock show"
 _EXAMPLES = """examples:
   penstock show photos/
   penstock show photos/ --raw
@@ -72,12 +71,12 @@ class _Shown(NamedTuple):
     about: str
 
 
-@command("show")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock show` with the arguments after the command's name."""
-    flags, overrides = parse(ShowFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_FROM_TRAIN)
+    flags, overrides = parse(ShowFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     path = check_path("--output", flags.output)
-    check_installed("matplotlib", "plot", PROG)
+    check_installed("matplotlib", "plot", "penstock show")
     train_flags = _make_flags(flags.folder, {**overrides, "batch_size": flags.images})
     shown = _read_raw(train_flags, flags.images) if flags.raw else _read_fed(train_flags)
     _draw(path, shown)
@@ -88,7 +87,7 @@ def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> Train
     # In this process: a picture is not worth starting others.
     overrides = {**overrides, "num_preprocessing_threads": 0}
     if folder is not None:
-        return suit(describe_folder(folder, overrides, purpose="show"), overrides).flags
+        return suit(describe_folder(folder, overrides), overrides).flags
     flags = make_train_flags(overrides)
     if flags.dataset.dataset_name == "mock":
         raise UsageError(
@@ -124,7 +123,7 @@ def _read_fed(flags: TrainFlags) -> _Shown:
     # From the least to the largest: a network's numbers may be below 0.
     scaled = np.rint((images - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
     shown = [image if image.shape[-1] == 1 else convert_channels(image, 3) for image in scaled]
-    names = _name(np.asarray(batch["label"]).reshape(-1).tolist(), data.class_names)
+    names = _name(np.asarray(batch["label"]).reshape(-1).tolist(), data.facts.class_names)
     size = " x ".join(map(str, images.shape[1:]))
     return _Shown(shown, names, f"{size}, {images.dtype} from {low:.3g} to {high:.3g}")
 

@@ -9,7 +9,6 @@ from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import check_numbers, command
 from penstock.commands._flags import TRAIN_FLAGS
 
-PROG = "penstock sweep"
 _EXAMPLES = """examples:
   penstock sweep photos/ --search learning_rate=1e-4..1e-1:log
   penstock sweep --model_name=lenet --num_epochs=20 --num_trials=30 \\
@@ -52,13 +51,11 @@ class SweepFlags:
         check_numbers(self, "num_trials>=1")
 
 
-@command("sweep")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock sweep` with the arguments after the command's name."""
-    flags, overrides = parse(
-        SweepFlags, argv, prog=PROG, epilog=_EXAMPLES, extra=_TRAINING, unused="training"
-    )
-    check_installed("optuna", "sweep", PROG)
+    flags, overrides = parse(SweepFlags, argv, epilog=_EXAMPLES, extra=_TRAINING, unused="training")
+    check_installed("optuna", "sweep", "penstock sweep")
     from penstock.commands._study import run_trials
 
     run_trials(overrides, **vars(flags))

@@ -82,7 +82,7 @@ _EXAMPLES = f"""{EXAMPLES}
 `penstock docs train_command` says more."""
 
 
-@command("train")
+@command()
 def run(argv: list[str]) -> None:
     """Run `penstock train` with the arguments after the command's name."""
     if "-h" in argv or "--help" in argv:
@@ -121,7 +121,6 @@ def _resolve(argv: list[str]) -> tuple[TrainFlags, Suited | None]:
     words, overrides = parse(
         _Folder,
         argv,
-        prog=PROG,
         epilog=_EXAMPLES,
         extra=TRAIN_FLAGS,
         help_flag="--help_all",

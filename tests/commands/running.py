@@ -89,6 +89,13 @@ def succeed(capsys, *words: str) -> tuple[str, str]:
     return out, err
 
 
+def fail(capsys, *words: str, status: int = 1) -> str:
+    """Run `penstock` in this process, which has to end with a status; return stderr."""
+    ended, _, err = run(capsys, *words)
+    assert ended == status, err
+    return err
+
+
 def make_train_words() -> list[str]:
     """Return the words that `make train` gives to `penstock`."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -60,8 +60,7 @@ def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
 
 
 @pytest.mark.slow
-def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, tmp_path):
     succeed(capsys, "train", *FAST)
     tuned = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--seed=1")
     for words, said in [
@@ -78,8 +77,7 @@ def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, monkeypatch, tmp
 
 
 @pytest.mark.slow
-def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, tmp_path):
     succeed(capsys, "train", *FAST)
     words = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--train_image_size=9")
     with pytest.raises(ValueError, match=r"hidden/w has \[64, 32\] there and \[81, 32\] here"):
@@ -91,8 +89,7 @@ def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, monkeyp
 
 @pytest.mark.skipif(is_missing("tf_slim"), reason="tf_slim is not installed")
 @pytest.mark.filterwarnings("default")  # TensorFlow warns about itself as it is imported
-def test_checkpoint_written_by_tf_slim_is_evaluated(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_checkpoint_written_by_tf_slim_is_evaluated(capsys, tmp_path):
     words = ("--model_name=lenet", "--train_image_size=12", "--enable_paisoar=False")
     out, _ = succeed(capsys, "train", *words, "--stop_at_step=20")
     made = assembled(

@@ -10,7 +10,7 @@ from penstock import _mesh
 from penstock.commands import train
 from penstock.commands._run import plan
 from penstock.commands._run.data import open_for_evaluation
-from tests.commands.running import TINY, run, succeed, write_images
+from tests.commands.running import TINY, fail, succeed, write_images
 
 WORDS = ("train", *TINY, "--batch_size=auto", "--save_checkpoints_steps=1")
 
@@ -37,7 +37,6 @@ def read(folder):
 
 
 def test_auto_is_what_fits_and_a_resumed_run_takes_the_same(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     give_memory(monkeypatch, measure(43))
     out = tell(capsys, *WORDS, "--stop_at_step=1")
     assert "--batch_size=auto: 40 on each device, as many as fit into 50% of" in out
@@ -51,7 +50,6 @@ def test_auto_is_what_fits_and_a_resumed_run_takes_the_same(capsys, tmp_path, mo
 
 @pytest.mark.slow
 def test_auto_is_the_same_by_the_folder_and_another_for_another_run(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     give_memory(monkeypatch, measure(43))
     succeed(capsys, *WORDS, "--stop_at_step=1")
     give_memory(monkeypatch, measure(85))
@@ -63,8 +61,7 @@ def test_auto_is_the_same_by_the_folder_and_another_for_another_run(capsys, tmp_
 
 
 @pytest.mark.slow
-def test_auto_does_not_go_on_with_a_run_whose_number_was_given(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_auto_does_not_go_on_with_a_run_whose_number_was_given(capsys, monkeypatch):
     succeed(capsys, "train", *TINY, "--stop_at_step=1")
     give_memory(monkeypatch, measure(16))
     out = tell(capsys, *WORDS, "--stop_at_step=1")
@@ -73,19 +70,16 @@ def test_auto_does_not_go_on_with_a_run_whose_number_was_given(capsys, tmp_path,
 
 
 @pytest.mark.slow
-def test_auto_is_no_more_than_the_images_of_a_folder(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_auto_is_no_more_than_the_images_of_a_folder(capsys, tmp_path):
     for part, count in (("train", 11), ("test", 1)):
         write_images(tmp_path / "photos" / part, "cat", "dog", count=count)
     out = tell(capsys, "train", "photos", *WORDS[1:], "--num_epochs=1")
     assert "--batch_size=auto: 16 on each device, as there are 22 images" in out
 
 
-def test_devices_that_do_not_tell_their_memory_need_a_number(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_devices_that_do_not_tell_their_memory_need_a_number(capsys, monkeypatch):
     monkeypatch.setattr(_mesh, "find_memory", lambda device: math.inf)
-    status, _, err = run(capsys, *WORDS)
-    assert status == 1
+    err = fail(capsys, *WORDS)
     assert "--batch_size got 'auto' on cpu, expected a number" in err
 
 

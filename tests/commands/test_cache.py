@@ -10,8 +10,8 @@ def test_copies_are_listed_and_cleared(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     assert main(["cache"]) == 0
     assert capsys.readouterr().out == (
-        f"{tmp_path / 'cache'}: 0 copies, 0 B\n"
-        f"{tmp_path / 'cache' / 'compiled'}: 0 compiled programs, 0 B\n"
+        f"{tmp_path / 'cache'}: copies: 0, 0 B\n"
+        f"{tmp_path / 'cache' / 'compiled'}: compiled programs: 0, 0 B\n"
     )
     paths = [tmp_path / name for name in ("one.gz", "two.gz")]
     for path in paths:
@@ -22,9 +22,9 @@ def test_copies_are_listed_and_cleared(tmp_path, monkeypatch, capsys):
     first, second, total, _ = capsys.readouterr().out.splitlines()[1:]
     assert first.endswith(str(paths[0]))
     assert "source changed" in second
-    assert total.endswith("2 copies, 3.906 KiB")
+    assert total.endswith("copies: 2, 3.906 KiB")
     assert main(["cache", "clear"]) == 0
-    assert capsys.readouterr().out.startswith("removed 2 copies: 3.906 KiB\n")
+    assert capsys.readouterr().out.startswith("removed copies: 2, 3.906 KiB\n")
 
 
 def test_clearing_a_folder_leaves_programs_of_the_common_one(tmp_path, monkeypatch, capsys):
@@ -34,8 +34,8 @@ def test_clearing_a_folder_leaves_programs_of_the_common_one(tmp_path, monkeypat
     program.write_bytes(b"x")
     assert main(["cache", "clear", f"--cache_dir={tmp_path / 'own'}"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "removed 0 copies: 0 B",
-        f"{tmp_path / 'own'}: 0 copies, 0 B",
+        "removed copies: 0, 0 B",
+        f"{tmp_path / 'own'}: copies: 0, 0 B",
     ]
     assert program.exists()
     assert main(["cache", "clear"]) == 0

@@ -10,7 +10,7 @@ import pytest
 from penstock import commands
 from penstock.commands._run_folder import folder as run_folder
 from penstock.commands._run_folder.folder import Facts, RunFolder
-from tests.commands.running import TINY, run, succeed, write_images
+from tests.commands.running import TINY, fail, run, succeed, write_images
 
 WORDS = (*TINY, "--train_image_size=8", "--batch_size=8", "--num_epochs=1")
 RUN = "runs/photos_tiny"
@@ -98,8 +98,7 @@ def test_images_of_the_last_test_are_part_of_the_data():
 def test_changed_data_get_a_run_of_their_own(change, said, photos, capsys):
     train = ("train", "photos", *WORDS)
     change(photos)
-    status, _, err = run(capsys, *train, f"--checkpointDir={RUN}")
-    assert status == 1
+    err = fail(capsys, *train, f"--checkpointDir={RUN}")
     assert "got the folder of another run; " in err
     assert f"; {said}" in err
     out, _ = succeed(capsys, *train)
@@ -114,6 +113,5 @@ def test_evaluation_needs_the_classes_of_the_run(photos, capsys):
     assert "The run is complete" in run(capsys, "train", "photos", *WORDS)[1]
     succeed(capsys, "eval", RUN, TINY[0])
     rename(photos, "cat", "ant")
-    status, _, err = run(capsys, "eval", RUN, TINY[0])
-    assert status == 1
+    err = fail(capsys, "eval", RUN, TINY[0])
     assert f"'photos' got no class 'cat', expected the 3 classes that '{RUN}' was trained on" in err

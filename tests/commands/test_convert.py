@@ -48,12 +48,11 @@ def test_dataset_is_downloaded_and_converted(name, tmp_path, capsys):
         read_flags(shlex.split(command[1])), None, num_devices=1, shard=readers.Shard()
     )
     assert data.num_train > 0
-    assert data.num_test
-    assert len(data.class_names) > 1
+    assert data.facts.num_test
+    assert len(data.facts.class_names) > 1
 
 
-def test_command_after_an_image_folder_trains_on_what_was_made(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_command_after_an_image_folder_trains_on_what_was_made(capsys):
     write_images(Path("images"))
     words = ["--dataset_name=image_folder", "--source=images", "--dataset_dir=my data"]
     assert convert.run([*words, "--output_name=pets"]) == 0
@@ -64,7 +63,11 @@ def test_command_after_an_image_folder_trains_on_what_was_made(tmp_path, capsys,
     )
     flags = read_flags(shlex.split(command)[5:])
     data = open_data(flags, None, num_devices=1, shard=readers.Shard())
-    assert (data.num_train, data.num_test, data.class_names) == (18, 2, ("cats", "dogs"))
+    assert (data.num_train, data.facts.num_test, data.facts.class_names) == (
+        18,
+        2,
+        ("cats", "dogs"),
+    )
 
 
 def test_terminal_shows_progress_and_a_pipe_gets_the_paths(tmp_path):

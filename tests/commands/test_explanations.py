@@ -27,7 +27,6 @@ WORDS = ("--model_name=spot_colors", "--plugin=spot_colors.py", "--num_classes=3
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Return a folder with images, a network that names the color of a spot, and its weights."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.setattr(_registry, "_MODELS", dict(_registry._MODELS))
     (tmp_path / "spot_colors.py").write_text(PLUGIN)

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import _model_file, commands
-from tests.commands.running import TINY, run, succeed
+from tests.commands.running import TINY, fail, run, succeed
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,7 @@ def test_predict_with_a_file_takes_plugins_and_no_other_flags_of_training(digits
     path, plugin = tmp_path / "model.penstock", tmp_path / "own.py"
     succeed(capsys, "export", str(digits), TINY[0], f"--output={path}")
     words = ("predict", str(path), str(next((digits / "samples").iterdir())))
-    status, _, err = run(capsys, *words, "--num_classes=3", "--train_image_size=9")
-    assert status == 2
+    err = fail(capsys, *words, "--num_classes=3", "--train_image_size=9", status=2)
     assert "with --num_classes, --train_image_size, expected none of them" in " ".join(err.split())
     plugin.write_text("raise ValueError('imported')")
     assert "imported" in run(capsys, *words, f"--plugin={plugin}")[2]
@@ -90,8 +89,7 @@ def test_a_file_is_renewed_with_its_own_flags(digits, tmp_path, capsys):
 
 
 def test_renewing_changes_nothing_unsaid(capsys):
-    status, _, err = run(capsys, "export", "--renew=a.penstock", "--weights=int8")
-    assert status == 2
+    err = fail(capsys, "export", "--renew=a.penstock", "--weights=int8", status=2)
     assert "--renew got 'a.penstock' with some of --weights" in " ".join(err.split())
 
 

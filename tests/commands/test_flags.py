@@ -18,7 +18,6 @@ from penstock.commands._flags import (
     make_train_flags,
     read_run_config,
     to_json,
-    write_config,
 )
 from penstock.commands._run.plan import make_length
 from penstock.commands._run_folder.folder import RunFolder, find_differences
@@ -195,7 +194,7 @@ def test_configuration_of_a_run_means_what_its_flags_meant(tmp_path):
     assert flags.optimizer.optax_options == {"b1": 0.1, "weight_decay": 1.0}
     assert flags.optimizer.exclude_from_weight_decay == ("bias", "norm")
     folder = RunFolder(tmp_path)
-    write_config(folder.config, to_json(flags))
+    folder.config.write_text(json.dumps(to_json(flags)))
     assert train.read_flags([f"--config={folder.config}"]) == replace(
         flags, config=str(folder.config)
     )
@@ -213,7 +212,7 @@ def test_configuration_of_a_run_means_what_its_flags_meant(tmp_path):
 
 def test_paths_and_flags_may_be_in_any_order():
     kinds = (("a", "--json", "b", "--top-k", "2"), ("--top_k=2", "--json=1", "a", "b"))
-    parsed = [parse(PredictFlags, words, prog="penstock predict")[0] for words in kinds]
+    parsed = [parse(PredictFlags, words)[0] for words in kinds]
     assert parsed[0] == parsed[1] == PredictFlags(run="a", images=("b",), top_k=2, json=True)
 
 
@@ -230,7 +229,7 @@ def test_run_of_an_earlier_release_has_flags_that_training_refuses_now(tmp_path)
 
 def test_words_behind_two_dashes_are_as_they_are():
     words = ["run", "--json", "--", "--my-scan.png", "--json"]
-    parsed, _ = parse(PredictFlags, words, prog="penstock predict")
+    parsed, _ = parse(PredictFlags, words)
     assert parsed == PredictFlags(run="run", images=("--my-scan.png", "--json"), json=True)
 
 
@@ -306,7 +305,5 @@ def test_home_folder_begins_a_path_in_any_flag(monkeypatch):
     flags = train.read_flags(["--output_dir=~/runs", "--model_dir=~/w", "--task_type=finetune"])
     assert (flags.logging.output_dir, flags.model.model_dir) == ("/home/ada/runs", "/home/ada/w")
     words = ["--dataset_name=image_folder", "--dataset_dir=a", "--source=~/photos"]
-    assert parse(ConvertFlags, words, prog="")[0].source == "/home/ada/photos"
-    assert parse(PredictFlags, ["run", "a", "--output=~/a.csv"], prog="")[0].output == (
-        "/home/ada/a.csv"
-    )
+    assert parse(ConvertFlags, words)[0].source == "/home/ada/photos"
+    assert parse(PredictFlags, ["run", "a", "--output=~/a.csv"])[0].output == ("/home/ada/a.csv")

@@ -8,13 +8,12 @@ import pytest
 
 from penstock.commands.launch import find_program
 from penstock.commands.launch import run as launch
-from tests.commands.running import penstock, run
+from tests.commands.running import fail, penstock, run
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     """Work in a folder with a script of each kind."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "a script.py").write_text("import sys; print(sys.argv[1:])")
     (tmp_path / "tool").write_text("#!/usr/bin/env python3\nprint('tool')")
     (tmp_path / "run.sh").write_text("#!/bin/sh\necho run\n")
@@ -60,8 +59,7 @@ def test_whole_command_of_penstock_is_the_same_as_its_words(options, name, progr
 
 def test_more_processes_than_gpus_are_a_usage_error(capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    status, _, err = run(capsys, "launch", "-n", "2", "--place", "gpu", "--", "train")
-    assert status == 2
+    err = fail(capsys, "launch", "-n", "2", "--place", "gpu", "--", "train", status=2)
     assert "penstock launch: num_processes got 2 on GPUs, expected at most 1" in err
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkpoints.test_disk_failures import tmpfs
 from tests.commands import mistakes
-from tests.commands.running import CODE, TINY, penstock, run, succeed, write_images
+from tests.commands.running import CODE, TINY, fail, penstock, run, succeed, write_images
 
 MISTAKES = mistakes.read_mistakes()
 TRIED = [
@@ -53,8 +53,7 @@ def test_mistake_is_answered_with_its_line(mistake, folder, request, capsys, mon
 )
 def test_empty_word_is_not_the_current_folder(words, capsys, monkeypatch, folder):
     monkeypatch.chdir(folder)
-    status, _, err = run(capsys, *words)
-    assert status == 2
+    err = fail(capsys, *words, status=2)
     assert " got '', expected a name. Is a shell variable unset?" in err
 
 
@@ -77,18 +76,14 @@ def test_batch_is_not_larger_than_the_data(folder, capsys, monkeypatch, tmp_path
     assert f"batch      {said[1]} = 1 process x 1 device (cpu) x {said[1]}; 1 step an epoch" in out
 
 
-def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
-    capfd, caplog, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
+def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(capfd, caplog, tmp_path):
     write_images(tmp_path / "photos", "cat", "dog", count=20, suffix="jpg")
     # The end of the last is missing, which is seen before anything is decoded.
     for number, end in ((0, b"\xff\xd9"), (3, b"\xff\xd9"), (7, b"")):
         path = tmp_path / f"photos/cat/{number}.jpg"
         path.write_bytes(b"\xff\xd8 not an image" + end)
     words = ("--dataset_name=image_folder", "--dataset_dir=photos")
-    status, _, err = run(capfd, "train", *FAST, *words)
-    assert status == 1
+    err = fail(capfd, "train", *FAST, *words)
     assert re.search(r"photos/cat/\d.jpg.*leaves it out with --skip_damaged=True", err)
     out, _ = succeed(capfd, "train", *FAST, *words, "--skip_damaged=True", "--stop_at_step=3")
     out = " ".join(out.split())
@@ -98,8 +93,7 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(
     assert "best test" in out
 
 
-def test_mistakes_leave_no_folder_of_a_run(folder, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_leave_no_folder_of_a_run(folder, capsys, tmp_path):
     assert run(capsys, "train", *FAST, "--num_classes=5")[0] == 1
     assert not list(tmp_path.iterdir())
 

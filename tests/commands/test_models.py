@@ -85,7 +85,6 @@ def test_json_of_one_network_has_its_layers(capsys):
 
 
 def test_networks_of_a_module_of_ones_own_are_counted(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     (tmp_path / "networks_of_my_own.py").write_text(
         "from penstock import layers, models\n"

@@ -46,16 +46,14 @@ def test_part_to_test_on_has_to_be_there(tmp_path):
         open_split(flags, "test")
 
 
-def test_loose_file_in_images_does_not_hide_their_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_loose_file_in_images_does_not_hide_their_run(tmp_path):
     make(tmp_path, "runs/photos/config.json", "photos/cat/1.jpg", "photos/notes.txt")
     assert find_run_path("photos") == Path("runs/photos")
     (tmp_path / "photos/config.json").touch()
     assert find_run_path("photos") == Path("photos")
 
 
-def test_run_is_found_by_its_name_and_by_that_of_its_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_run_is_found_by_its_name_and_by_that_of_its_data(tmp_path):
     for network in ("a", "b"):
         make(tmp_path / f"runs/photos_{network}", "config.json", "data.json")
         flags = {"dataset_name": "image_folder", "dataset_dir": "x/photos"}
@@ -131,9 +129,8 @@ def test_suited_flags_are_valid_of_a_real_folder(tmp_path):
     assert made.flags.preprocessing.cache_image_size is not None
 
 
-def test_one_step_is_trained(tmp_path, monkeypatch, capsys):
+def test_one_step_is_trained(tmp_path, capsys):
     write_images(tmp_path / "photos", "cat", "dog", count=6)
-    monkeypatch.chdir(tmp_path)
     words = ("train", "photos", *TINY, "--train_image_size=8", "--stop_at_step=1")
     printed, _ = succeed(capsys, *words)
     assert "--learning_rate_decay_type=cosine" in printed

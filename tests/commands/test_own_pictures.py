@@ -116,7 +116,7 @@ def test_run_says_what_is_left_out_of_either_part(tmp_path):
         write_photos(tmp_path / part, "cat", "dog", count=3)
         (tmp_path / part / "dog/zero.jpg").touch()
     opened = open_whole(tmp_path, skip_damaged=True, num_preprocessing_threads=0)
-    assert [opened.num_train, opened.num_test] == [6, 6]
+    assert [opened.num_train, opened.facts.num_test] == [6, 6]
     named = [note for note in opened.notes if "'dog/zero.jpg'" in note]
     assert [f"{part}'" in note for part, note in zip(("train", "test"), named, strict=True)]
     assert all("1 file that is no whole image" in note for note in named)
@@ -246,15 +246,15 @@ def test_best_network_is_chosen_on_a_part_that_it_is_not_tested_on_where_there_i
     for part, count in (("train", 4), ("val", 2), ("test", 3)):
         write_photos(tmp_path / part, "cat", "dog", count=count)
     opened = open_whole(tmp_path)
-    assert (opened.test_part, opened.num_test, opened.num_final_test) == ("val", 4, 6)
+    assert (opened.test_part, opened.facts.num_test, opened.facts.num_final_test) == ("val", 4, 6)
     assert open_own(tmp_path, "test").num_samples == 6
     (tmp_path / "val").rename(tmp_path / "elsewhere")
     opened = open_whole(tmp_path)
-    assert (opened.test_part, opened.num_test, opened.final_test) == ("test", 6, None)
+    assert (opened.test_part, opened.facts.num_test, opened.final_test) == ("test", 6, None)
     # Without parts, of a class of ten one is to choose on and another to test on.
     write_photos(tmp_path / "whole", "cat", "dog", count=10)
     opened = open_whole(tmp_path / "whole")
-    assert (opened.num_train, opened.num_test, opened.num_final_test) == (16, 2, 2)
+    assert (opened.num_train, opened.facts.num_test, opened.facts.num_final_test) == (16, 2, 2)
     assert opened.test_part == "another tenth"
 
 
@@ -299,7 +299,7 @@ def test_matrix_of_any_names_is_drawn(kind, tmp_path):
 
 
 def test_matrix_that_nobody_asked_for_is_no_failure_where_it_cannot_be_written(tmp_path, capsys):
-    data: Any = SimpleNamespace(class_names=("cat", "dog"))
+    data: Any = SimpleNamespace(facts=SimpleNamespace(class_names=("cat", "dog")))
     # For root too.
     (tmp_path / "no_folder").touch()
     folder, matrix = RunFolder(tmp_path / "no_folder"), np.eye(2, dtype=int)
@@ -331,8 +331,7 @@ def test_run_on_a_persons_folder_leaves_out_what_is_broken(photos, capsys, monke
     check_predictions(capsys, photos, monkeypatch)
 
 
-def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys):
     for part, count in (("train", 4), ("val", 2), ("test", 3)):
         write_photos(tmp_path / "photos" / part, "cat", "dog", count=count)
     words = ["train", "photos", *TINY, "--num_epochs=2", "--batch_size=8"]
@@ -362,8 +361,7 @@ def test_network_chosen_on_val_is_tested_once_at_the_end(tmp_path, capsys, monke
 
 
 @pytest.mark.slow
-def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, capsys):
     random = np.random.default_rng(0)
     for part in ("train", "val"):
         for name in ("cat", "dog"):
@@ -373,7 +371,7 @@ def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, ca
                 cv2.imwrite(str(tmp_path / "photos" / part / name / f"{number}{suffix}"), image)
     words = ["train", "photos", *TINY, "--train_image_size=16", "--cache_image_size=40"]
     succeed(capsys, *words, "--batch_size=2", "--stop_at_step=1")
-    saved = find_network("penstock predict", "runs/photos_tiny", {})
+    saved = find_network("runs/photos_tiny", {})
     data, reader, _ = open_for_evaluation(saved.flags, "validation", saved.weights, num_devices=1)
     paths = [tmp_path / "photos/val" / name for name in data.test_files or ()]
     expected = np.concatenate([batch["image"] for batch in reader])

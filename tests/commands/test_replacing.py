@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.commands.running import TINY, run, start, succeed, wait_for
+from tests.commands.running import TINY, fail, run, start, succeed, wait_for
 
 FAST = (*TINY, "--optimizer=momentum")
 DIR = "runs/digits_tiny"
@@ -109,10 +109,7 @@ def test_run_is_whole_wherever_its_replacement_is_killed(action, tmp_path):
 
 # A process of its own and four runs in this one: 10 s.
 @pytest.mark.slow
-def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
-    capsys, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
+def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(capsys, tmp_path):
     succeed(capsys, "train", *FAST, "--stop_at_step=3")
     long = ("--checkpointDir=runs/digits_tiny", "--stop_at_step=300", "--log_loss_every_n_iters=1")
     process = start(tmp_path, "train", *FAST, *long, "--overwrite=True")
@@ -134,8 +131,7 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(
 
 # A process of its own and five runs in this one: 9 s.
 @pytest.mark.slow
-def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, tmp_path):
     succeed(capsys, "train", *FAST, "--stop_at_step=3")
     before = contents(tmp_path / DIR)
     again = ("--stop_at_step=300", f"--checkpointDir={DIR}", "--overwrite=True")
@@ -158,38 +154,33 @@ def test_run_comes_back_when_its_replacement_fails_or_is_killed(capsys, monkeypa
     assert contents(tmp_path / DIR).keys() == {*before, "answers.npz"}  # of `eval`
 
 
-def test_results_of_another_run_are_not_replaced_unasked(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_results_of_another_run_are_not_replaced_unasked(capsys, tmp_path):
     # Nothing is tested: what is looked at is the folder.
     short = ("--stop_at_step=3", "--eval_every_n_epochs=0")
     named = ("--checkpointDir=a", *short)
     succeed(capsys, "train", *FAST, *named, "--hooks=StopAtStepHook")
     before = contents(tmp_path / "a")
     for words in ((), ("--hooks=StopAtStepHook",), ("--learning_rate=0.5",)):
-        status, _, err = run(capsys, "train", *FAST, *named, *words)
-        assert status == 1
+        err = fail(capsys, "train", *FAST, *named, *words)
         assert "'a' got the folder of another run" in err or "--checkpointDir='a' got" in err
         assert ("--learning_rate was 0.01, is 0.5" in err) == ("--learning_rate=0.5" in words)
         assert contents(tmp_path / "a") == before
     # With checkpoints too, where the tests would be of other data.
     words = ("--checkpointDir=b", *short)
     succeed(capsys, "train", *FAST, *words)
-    status, _, err = run(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
-    assert status == 1
+    err = fail(capsys, "train", *FAST, *words, "--dataset_name=half_digits")
     assert "tests are of other data" in err
     # And where the run is over, so that nothing would read the other data.
     words = ("--checkpointDir=c", "--dataset_name=half_digits", *short)
     succeed(capsys, "train", *FAST, *words)
-    status, _, err = run(capsys, "train", *FAST, *words, "--dataset_dir=elsewhere")
-    assert status == 1
+    err = fail(capsys, "train", *FAST, *words, "--dataset_dir=elsewhere")
     assert "--dataset_dir was None, is elsewhere" in err
     assert "That run is over" in err
     again = (*words, "--stop_at_step=4", "--dataset_dir=elsewhere")
     succeed(capsys, "train", *FAST, *again)
 
 
-def test_run_that_is_over_keeps_the_flags_it_was_trained_with(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_run_that_is_over_keeps_the_flags_it_was_trained_with(capsys, tmp_path):
     words = ("train", *FAST, "--eval_every_n_epochs=0", "--checkpointDir=a")
     succeed(capsys, *words, "--stop_at_step=3")
     before = (tmp_path / "a/config.json").read_text()
@@ -200,8 +191,7 @@ def test_run_that_is_over_keeps_the_flags_it_was_trained_with(capsys, monkeypatc
 
 
 @pytest.mark.slow
-def test_best_stays_where_a_part_trained_again_is_worse(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_best_stays_where_a_part_trained_again_is_worse(capsys, tmp_path):
     # As a kill between the last checkpoint and the best test leaves it.
     words = (*FAST, "--checkpointDir=a", "--log_loss_every_n_iters=0")
     succeed(capsys, "train", *words, "--stop_at_step=45")

@@ -62,11 +62,10 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def run_folder(trained, tmp_path, monkeypatch):
+def run_folder(trained, tmp_path):
     """Copy the run, for a test to break; return its folder."""
     shutil.copytree(trained / "run", tmp_path / "run")
     (tmp_path / "photos").symlink_to(trained / "photos")
-    monkeypatch.chdir(tmp_path)
     return tmp_path / "run"
 
 

@@ -53,9 +53,8 @@ def write_run(
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     """Return a folder of runs of which one is done, one was stopped and one saved nothing."""
-    monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs/digits_lenet")
     write_run(
         tmp_path / "runs/digits_lenet-2", number=1, steps=40, is_done=False, learning_rate=0.1

@@ -41,9 +41,15 @@ def trained(tmp_path_factory):
     return folder, printed.getvalue()
 
 
+@pytest.fixture
+def text(trained, monkeypatch):
+    """Work in the folder of that run; return what was printed."""
+    monkeypatch.chdir(trained[0])
+    return trained[1]
+
+
 @pytest.mark.slow
-def test_answers_of_a_run_stay_until_its_network_changes(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_answers_of_a_run_stay_until_its_network_changes(tmp_path, capsys):
     train = ("train", *TINY, "--checkpointDir=runs/a")
     answers = tmp_path / "runs/a/answers.npz"
     for words, are_there in (
@@ -85,18 +91,14 @@ def test_hooks_leave_traces_checkpoints_tables_and_a_log(trained):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["params", "checkpoints", "checkpoints/60"])
-def test_eval_agrees_with_the_log_by_every_path(trained, capsys, monkeypatch, path):
-    folder, text = trained
-    monkeypatch.chdir(folder)
+def test_eval_agrees_with_the_log_by_every_path(text, capsys, path):
     last = re.search(r"; last: (.*) at step 60", text)
     assert last is not None
     out, _ = succeed(capsys, "eval", f"runs/digits_tiny/{path}", "--plot=")
     assert f"{last[1]}\n" in out
 
 
-def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
-    folder, text = trained
-    monkeypatch.chdir(folder)
+def test_eval_counts_each_image_once(text, capsys):
     out, _ = succeed(capsys, "eval", "runs/digits_tiny", "--json=True", "--plot=a.png")
     facts = json.loads(out)
     assert np.sum(facts["confusion"]) == facts["images"] == 359
@@ -107,12 +109,11 @@ def test_eval_counts_each_image_once(trained, capsys, monkeypatch):
     assert cv2.imread("a.png") is not None
 
 
-def test_json_of_a_network_that_has_diverged_is_json(trained, capsys, monkeypatch):
+def test_json_of_a_network_that_has_diverged_is_json(text, capsys):
     def refuse(constant):
         raise AssertionError(constant)
 
-    monkeypatch.chdir(trained[0])
-    (trained[0] / "nan").mkdir()
+    Path("nan").mkdir()
     params = _parameters.read_parameters("runs/digits_tiny").items()
     broken = {key: np.full_like(value, np.nan) for key, value in params}
     _parameters.save("nan", _parameters.nest(broken))
@@ -158,19 +159,16 @@ def test_compare_gets_the_answers_of_a_runs_own_network_alone(trained, capsys, m
 
 
 @pytest.mark.slow
-def test_missing_matplotlib_is_said(trained, capsys, monkeypatch):
-    monkeypatch.chdir(trained[0])
+def test_missing_matplotlib_is_said(text, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out, _ = succeed(capsys, "eval", "runs/digits_tiny")
     assert 'pip install "penstock[plot]"' in out
 
 
-def test_predict_names_the_classes_of_images_in_folders(trained, capsys, monkeypatch):
-    folder, _ = trained
-    monkeypatch.chdir(folder)
+def test_predict_names_the_classes_of_images_in_folders(text, capsys):
     batch = next(iter(readers.dataset("digits", "test", 24)))
     for number, (image, label) in enumerate(zip(batch["image"], batch["label"], strict=True)):
-        (folder / f"scans/{label}").mkdir(parents=True, exist_ok=True)
+        Path(f"scans/{label}").mkdir(parents=True, exist_ok=True)
         cv2.imwrite(f"scans/{label}/{number}.png", np.rint(255 * image[:, :, 0]))
     status, out, err = run(capsys, "predict", "runs/digits_tiny", "scans", "--top_k=2")
     assert (status, err) == (0, "images: lenet, which the weights were trained with\n")
@@ -186,8 +184,7 @@ def test_predict_names_the_classes_of_images_in_folders(trained, capsys, monkeyp
     assert "large.png: resized to 8 x 8, the size it was trained on" in err
 
 
-def test_one_missing_image_among_several_does_not_stop_the_others(trained, capsys, monkeypatch):
-    monkeypatch.chdir(trained[0])
+def test_one_missing_image_among_several_does_not_stop_the_others(text, capsys):
     digits = [f"runs/digits_tiny/samples/{name}.png" for name in ("nine", "zero")]
     status, out, err = run(capsys, "predict", "runs/digits_tiny", digits[0], "lost.png", digits[1])
     assert status == 1
@@ -199,9 +196,7 @@ def test_one_missing_image_among_several_does_not_stop_the_others(trained, capsy
     assert "'nein.png' got no file of that name, expected an image" in err
 
 
-def test_command_that_ends_a_run_on_digits_reads_them(trained, capsys, monkeypatch):
-    folder, text = trained
-    monkeypatch.chdir(folder)
+def test_command_that_ends_a_run_on_digits_reads_them(text, capsys):
     words = re.search(r"^use it:       penstock (predict .*)$", text, re.M)
     assert words is not None
     out, _ = succeed(capsys, *words[1].split())
@@ -209,9 +204,8 @@ def test_command_that_ends_a_run_on_digits_reads_them(trained, capsys, monkeypat
     assert re.search(r"^runs/digits_tiny/samples/nine\.png  \d [\d.]+%", out, re.M)
 
 
-def test_names_of_images_and_classes_are_escaped(trained, capsys, monkeypatch, tmp_path):
+def test_names_of_images_and_classes_are_escaped(trained, capsys, tmp_path):
     shutil.copytree(trained[0] / "runs/digits_tiny", tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
     labels = "".join(f"{number}:class {number} \x1b[2J\x9b\n" for number in range(10))
     Path("run/labels.txt").write_text(labels)
     for name in ("a\x1b[31m.png", "b\r.png", os.fsdecode(b"c\xe9.png")):
@@ -224,9 +218,8 @@ def test_names_of_images_and_classes_are_escaped(trained, capsys, monkeypatch, t
     assert re.match(r"a\\x1b\[31m\.png  class \d \\x1b\[2J\\x9b [\d.]+%\n", out)
 
 
-def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp_path):
+def test_configuration_of_a_run_is_taken_again(trained, capsys, tmp_path):
     config = trained[0] / "runs/digits_tiny/config.json"
-    monkeypatch.chdir(tmp_path)
     words = (f"--config={config}", "--stop_at_step=2", "--profile_every_n_iters=0")
     out, _ = succeed(capsys, "train", *words)
     assert "images 8 x 8 x 1" in out
@@ -237,8 +230,7 @@ def test_configuration_of_a_run_is_taken_again(trained, capsys, monkeypatch, tmp
 
 
 @pytest.mark.slow
-def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys):
     words = ("train", *FAST, "--stop_at_step=2", "--eval_every_n_epochs=0")
     succeed(capsys, *words)
     status, out, _ = run(capsys, *words, "--learning_rate=0.5")
@@ -261,7 +253,7 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys, monke
     assert "no checkpoints: CheckpointSaverHook is not among --hooks" in out
 
 
-def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypatch):
+def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys):
     words = (*FAST, "--stop_at_step=120", "--log_loss_every_n_iters=1")
     process = start(tmp_path, "train", *words)
     wait_for(process, "global_step = 10")
@@ -273,15 +265,13 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys, monkeypat
     assert "Traceback" not in err
     steps = [int(name) for name in os.listdir(tmp_path / "runs/digits_tiny/checkpoints")]
     assert 10 <= max(steps) < 120
-    monkeypatch.chdir(tmp_path)
     out, _ = succeed(capsys, "train", *words)
     assert f"at step {max(steps)}, resumed from" in out
     assert "global_step = 120" in out
 
 
 @pytest.mark.slow
-def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_fine_tuning_beats_training_from_scratch(capsys):
     first = ("--dataset_name=half_digits", "--stop_at_step=300")
     out, _ = succeed(capsys, "train", *FAST, *first)
     assert "5 classes" in out
@@ -302,8 +292,7 @@ def test_fine_tuning_beats_training_from_scratch(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_mock_measures_speed(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_mock_measures_speed(capsys):
     words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")
     out, _ = succeed(capsys, "train", *FAST, *words)
     found = re.search(
@@ -319,31 +308,18 @@ def test_mock_measures_speed(capsys, monkeypatch, tmp_path):
     assert 0.99 * least <= 32_000 / step <= 1.01 * most
 
 
-def pages_words(folder, model):
-    """Return the words of FastNN's page, section 3.1.1, and small sizes."""
-    return (
-        TINY[0],
-        "--enable_paisoar=False",
-        "--dataset_name=cifar10",
-        "--train_files=cifar10_train.tfrecord",
-        f"--dataset_dir={folder}",
-        f"--model_name={model}",
-        "--train_image_size=32",
-        "--batch_size=4",
-        "--stop_at_step=3",
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["tiny", pytest.param("resnet_v1_50")])
-def test_commands_of_fastnns_page_run(model, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_commands_of_fastnns_page_run(model, capsys, tmp_path):
     folder = tmp_path / "cifar10"
     folder.mkdir()
     write_cifar10(folder)
     words = ("--dataset_name=cifar10", f"--dataset_dir={folder}", "--skip_checksum")
     succeed(capsys, "convert", *words)
-    words = pages_words(folder, model)
+    # Those of FastNN's page, section 3.1.1, and small sizes.
+    words = (TINY[0], "--enable_paisoar=False", "--train_image_size=32", "--batch_size=4")
+    words += ("--stop_at_step=3", "--dataset_name=cifar10", f"--dataset_dir={folder}")
+    words += ("--train_files=cifar10_train.tfrecord", f"--model_name={model}")
     out, _ = succeed(capsys, "train", "--task_type=pretrain", *words)
     assert "cifar10: 20 images to train on, 4 to test on; 10 classes" in out
     best = re.search(r"best test: loss (.*?), (.*?) at step", out)

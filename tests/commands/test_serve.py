@@ -22,7 +22,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from tests import compiling
-from tests.commands.running import CODE, run
+from tests.commands.running import CODE, fail
 
 X = np.arange(-4, 4, dtype=np.float32)[None] / 8
 BODY = {"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": X[0].tolist()}]}
@@ -254,14 +254,11 @@ def test_limits_of_connections_are_kept(model):
 
 def test_port_in_use_and_files_of_something_else_are_said(capsys, model, tmp_path):
     if importlib.util.find_spec("uvicorn") is None:
-        status, _, err = run(capsys, "serve", str(model))
-        assert status == 1
+        err = fail(capsys, "serve", str(model))
         assert 'pip install "penstock[serve]"' in " ".join(err.split())
         return
     (tmp_path / "other").write_bytes(b"nothing")
-    status, _, err = run(capsys, "serve", str(tmp_path / "other"), "--port=0")
-    assert status == 1
+    err = fail(capsys, "serve", str(tmp_path / "other"), "--port=0")
     assert "penstock serve: " in err
-    status, _, err = run(capsys, "serve", str(model), "--host=1.2.3.4", "--port=0")
-    assert status == 2
+    err = fail(capsys, "serve", str(model), "--host=1.2.3.4", "--port=0", status=2)
     assert "expected an address that can be listened at" in " ".join(err.split())

@@ -11,7 +11,7 @@ from tests.commands.running import succeed
 
 
 @pytest.fixture
-def photos(tmp_path, monkeypatch):
+def photos(tmp_path):
     """Return a folder of two classes of photos of several sizes."""
     generator = np.random.default_rng(0)
     for name in ("cat", "$dog_1$"):
@@ -19,7 +19,6 @@ def photos(tmp_path, monkeypatch):
         for number in range(12):
             image = generator.integers(0, 256, (20 + number, 30, 3), np.uint8)
             cv2.imwrite(str(tmp_path / "photos" / name / f"{number}.png"), image)
-    monkeypatch.chdir(tmp_path)
     return tmp_path / "photos"
 
 

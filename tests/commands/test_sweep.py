@@ -15,15 +15,14 @@ from penstock.commands import _study
 from penstock.commands._failures import UsageError
 from penstock.commands._study import Range, read_space
 from penstock.events import EndEpoch
-from tests.commands.running import TINY, run, start, succeed, wait_for
+from tests.commands.running import TINY, fail, run, start, succeed, wait_for
 
 WORDS = ("sweep", *TINY, "--optimizer=sgd", "--num_epochs=2", "--batch_size=256")
 RATES = ("--search", "learning_rate=0.1,0.3,1e30")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     return tmp_path / "runs/digits_sweep"
 
 
@@ -67,8 +66,7 @@ def test_trials_are_runs_whose_table_the_report_has(folder, capsys):
     again, _ = succeed(capsys, *WORDS, *RATES, "--num_trials=3", "--seed=10")
     assert read(folder) == rows
     assert again.count(rows[0]["trial"]) == 1
-    status, _, err = run(capsys, *WORDS, "--search", "learning_rate=0.1,0.2", "--seed=10")
-    assert status == 2
+    err = fail(capsys, *WORDS, "--search", "learning_rate=0.1,0.2", "--seed=10", status=2)
     assert "the folder of another sweep, whose --search differ, expected" in " ".join(err.split())
 
 
@@ -168,8 +166,7 @@ def test_missing_optuna_is_said(capsys, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name in hidden else find(name)
     )
-    status, _, err = run(capsys, *WORDS, *RATES)
-    assert status == 1
+    err = fail(capsys, *WORDS, *RATES)
     assert 'Run pip install "penstock[sweep]".' in " ".join(err.split())
 
 

@@ -19,16 +19,17 @@ COMPILATIONS = logging.getLogger("penstock.compilations")
 
 def announce(plan: Plan, trainer: Trainer, start: Sequence[str]) -> None:
     data, wanted, rows = plan.data, plan.flags, trainer.builder.parameter_table()
+    num_test, num_final_test = data.facts.num_test, data.facts.num_final_test
     num_params = sum(row.size for row in rows if row.collection == "params")
     devices, num_processes = list(trainer.builder.mesh.devices.flat), jax.process_count()
     num_devices = len(devices) // num_processes
     shape = " x ".join(map(str, data.shape.image_shape))
     prepared = "" if data.preparation is None else f", {data.preparation.name} preprocessing"
-    test = "nothing to test on" if data.num_test is None else f"{data.num_test:,} to test on"
-    if data.num_final_test is not None:
+    test = "nothing to test on" if num_test is None else f"{num_test:,} to test on"
+    if num_final_test is not None:
         test = (
-            f"{data.num_test:,} to choose the best network on ({data.test_part}), "
-            f"{data.num_final_test:,} to test that on at the end"
+            f"{num_test:,} to choose the best network on ({data.test_part}), "
+            f"{num_final_test:,} to test that on at the end"
         )
     precision = str(trainer.builder.programs.options.precision)
     precision += " (auto)" if wanted.performance.precision_name == "auto" else ""
@@ -95,7 +96,8 @@ def conclude(plan: Plan, step: int, final: Mapping[str, float] | None) -> None:
         best_line = f"best test: {format_metrics(best)} at step {best_step}; {now}"
         print(wrap_clauses(best_line, columns, "  "))
     if final is not None:
-        some = f"{format_count(plan.data.num_final_test or 0, 'image')} that nothing was chosen on"
+        count = format_count(plan.data.facts.num_final_test or 0, "image")
+        some = f"{count} that nothing was chosen on"
         print(wrap_clauses(f"final test, {some}: {format_metrics(final)}", columns, "  "))
     names = {
         folder.params: "params (the last)",

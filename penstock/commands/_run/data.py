@@ -14,7 +14,7 @@ from penstock.commands._failures import UsageError
 from penstock.commands._flags import DatasetFlags, ModelFlags, TrainFlags
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run import splits
-from penstock.commands._run_folder.folder import find_run_folder, read_facts
+from penstock.commands._run_folder.folder import Facts, find_run_folder, read_facts
 from penstock.models import weights as weight_files
 from penstock.preprocessing import Preprocessing
 
@@ -59,15 +59,11 @@ class Data:
     final_test: splits.BatchReader | None = None
     preparation: Preparation | None = None
     num_train: int
-    num_test: int | None = None
-    num_final_test: int | None = None
-    class_names: tuple[str, ...]
+    facts: Facts  # as they are kept in the run's folder
     shape: Shape
-    stored_shape: tuple[int, ...] | None  # `[H, W, C]`, where all images have the same
     batch_size: int
     samples_per_epoch: int
     notes: tuple[str, ...] = ()
-    names_digests: tuple[str | None, ...] = ()
     test_part: str = ""
     test_files: tuple[str, ...] | None = None
 
@@ -122,7 +118,7 @@ def open_for_evaluation(
     folder = find_run_folder(weights)
     if folder is not None and flags.dataset.dataset_name == "image_folder":
         known = read_facts(folder).class_names
-        if what := splits.describe_other_classes(data.class_names, known):
+        if what := splits.describe_other_classes(data.facts.class_names, known):
             raise ValueError(
                 f"{flags.dataset.dataset_dir!r} got {what}, expected the {len(known)} classes that "
                 f"{str(folder.path)!r} was trained on. Name its folders as then, or train again."
@@ -159,6 +155,22 @@ def _prepare(
     # number.
     is_shuffled = flags.preprocessing.shuffle_buffer_size > 1
     names = train.class_names or tuple(map(str, range(num_classes)))
+    facts = Facts(
+        image_shape=(size, size, channels),
+        stored_shape=tuple(image.shape) if flags.dataset.dataset_name in _ONE_SIZE else None,
+        # The numbers of the network's classes are labels less an offset.
+        class_names=tuple(
+            [
+                names[i + offset] if 0 <= i + offset < len(names) else f"class {i}"
+                for i in range(num_classes)
+            ]
+        ),
+        preprocessing=preprocessing.describe(chosen),
+        num_train=train.num_samples,
+        num_test=None if test is None else test.num_samples,
+        num_final_test=None if final_test is None else final_test.num_samples,
+        names_digests=tuple([part and part.names_digest for part in parts]),
+    )
     test_notes = [
         note for part in (test, final_test) if part not in (None, train) for note in part.notes
     ]
@@ -167,24 +179,14 @@ def _prepare(
         test=None if test is None else test.read(test_options),
         final_test=None if final_test is None else final_test.read(test_options),
         num_train=train.num_samples,
-        num_test=None if test is None else test.num_samples,
-        num_final_test=None if final_test is None else final_test.num_samples,
-        # The numbers of the network's classes are labels less an offset.
-        class_names=tuple(
-            [
-                names[i + offset] if 0 <= i + offset < len(names) else f"class {i}"
-                for i in range(num_classes)
-            ]
-        ),
+        facts=facts,
         shape=Shape(
             image_shape=(size, size, channels), num_classes=num_classes, preprocessing=chosen
         ),
-        stored_shape=tuple(image.shape) if flags.dataset.dataset_name in _ONE_SIZE else None,
         batch_size=batch_size,
         samples_per_epoch=_count_samples_per_epoch(flags, train.num_samples),
         preparation=preparation,
         notes=(*train.notes, *test_notes, *preparation.notes, *batch_notes, *notes),
-        names_digests=tuple([part and part.names_digest for part in parts]),
         test_part="" if test is None else test.part,
         test_files=None if test is None else test.files,
     )
@@ -199,9 +201,9 @@ def _make_mock(flags: TrainFlags, num_devices: int, shard: readers.Shard) -> Dat
     return Data(
         train=train,
         num_train=num_train,
-        class_names=tuple(map(str, range(num_classes))),
+        # How many there are is a matter of the devices.
+        facts=Facts(shape, stored_shape=shape, class_names=tuple(map(str, range(num_classes)))),
         shape=Shape(image_shape=shape, num_classes=num_classes, preprocessing=None),
-        stored_shape=shape,
         batch_size=batch_size,
         samples_per_epoch=_count_samples_per_epoch(flags, num_train),
     )

@@ -208,13 +208,8 @@ class SavedNetwork(NamedTuple):
     flags: TrainFlags
 
 
-def find_network(prog: str, run: str | None, overrides: Mapping[str, FlagValue]) -> SavedNetwork:
+def find_network(run: str, overrides: Mapping[str, FlagValue]) -> SavedNetwork:
     """Find the weights that a path or a name names; overrides replace the flags of their run."""
-    if run is None:
-        raise UsageError(
-            "got no run, expected the folder of one, of parameters or of checkpoints, such as "
-            f"`{prog} runs/digits_lenet`."
-        )
     path = find_run_path(run)
     weights = run_folder.find_weights(str(path), None)
     folder = run_folder.find_run_folder(weights)

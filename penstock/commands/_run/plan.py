@@ -26,7 +26,6 @@ from penstock import (
     handlers,
     models,
     optimizers,
-    preprocessing,
 )
 from penstock._text_tables import scale_bytes
 from penstock.commands._failures import UsageError, split_words
@@ -121,7 +120,7 @@ def make_plan(flags: TrainFlags) -> Plan:
     length = make_length(flags, data.steps_per_epoch)
     description = run_folder.RunDescription(
         config=_resolve_config(flags, data),
-        facts=_describe_data(data, auto),
+        facts=data.facts._replace(auto_batch_size=auto),
         num_steps=length.num_steps,
         overwrites=logging.overwrite,
         saves_checkpoints=logging.has_hook("CheckpointSaverHook"),
@@ -316,7 +315,7 @@ def make_handlers(
         )
     sizes = {
         "num_train": data.num_train,
-        "num_test": data.num_test,
+        "num_test": data.facts.num_test,
         "num_classes": data.shape.num_classes,
         "image_shape": list(data.shape.image_shape),
         "batch_size": data.batch_size,
@@ -361,22 +360,6 @@ def _resolve_config(flags: TrainFlags, data: Data) -> dict[str, object]:
         "preprocessing": {**sections["preprocessing"], **prepared},
         "config": None,
     }
-
-
-def _describe_data(data: Data, auto_batch_size: int | None) -> run_folder.Facts:
-    chosen = data.preparation
-    return run_folder.Facts(
-        image_shape=data.shape.image_shape,
-        stored_shape=data.stored_shape,
-        class_names=data.class_names,
-        preprocessing=None if chosen is None else preprocessing.describe(chosen.preprocessing),
-        # How many the mock has is a matter of the devices.
-        num_train=None if chosen is None else data.num_train,
-        num_test=None if chosen is None else data.num_test,
-        num_final_test=None if chosen is None else data.num_final_test,
-        names_digests=data.names_digests,
-        auto_batch_size=auto_batch_size,
-    )
 
 
 def describe_unused(flags: UnusedFlags) -> list[str]:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock._checkpoint import CheckpointConfig, Store
-from penstock._errors import nearest
+from penstock._errors import listed, nearest
 from penstock._files import replacing
 from penstock._parameters import DATA_FILE
 from penstock.commands._argument_parser import FlagValue
-from penstock.commands._flags import TRAIN_FLAGS, read_value, write_config
+from penstock.commands._flags import TRAIN_FLAGS, read_value
 from penstock.commands._image_folders import PARTS, has_images, has_parts
 from penstock.commands._run_folder import runs
 from penstock.readers.convert.slim import read_labels, write_labels
@@ -205,8 +205,7 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
     The same command finds its folder again, unless the data have changed since. For a new run a
     sentence says how it differs from the last one, of the same flags if there is one.
     """
-    by_data: list[str] = []
-    by_flags: list[str] = []
+    by_data = by_flags = None
     taken = list(_list_runs(default))
     for folder in taken:
         changed = find_differences(folder, run.config)
@@ -214,15 +213,20 @@ def choose_folder(default: Path, run: RunDescription) -> tuple[RunFolder, list[s
         differing = {name: was for name, was in changed.items() if name != "num_classes"}
         if differing:
             parts = [f"--{name}={new} ({old} before)" for name, (old, new) in differing.items()]
-            by_flags = [_say_new(folder, "flags differ from", parts)]
+            by_flags = ("flags differ from", folder, parts)
         elif run.overwrites or can_resume(folder, run):
             changes = [] if run.overwrites else find_changes(folder, run.facts)
             if changes:
-                by_data = [_say_new(folder, "the data changed since", changes)]
+                by_data = ("the data changed since", folder, changes)
             elif not changed:
                 return folder, []
-    free = f"{default}-{len(taken) + 1}" if taken else default
-    return RunFolder(Path(free)), by_data or by_flags
+    free = RunFolder(Path(f"{default}-{len(taken) + 1}" if taken else default))
+    if (reason := by_data or by_flags) is None:
+        return free, []
+    why, before, parts = reason
+    more = [f"and {len(parts) - _MOST_NAMED} more"] * (len(parts) > _MOST_NAMED)
+    what = "; ".join([*parts[:_MOST_NAMED], *more])
+    return free, [f"this is a new run because {why} {before.path}: {what}"]
 
 
 def recall_batch_size(named: str | None, default: Path, config: Mapping[str, object]) -> int | None:
@@ -237,12 +241,6 @@ def recall_batch_size(named: str | None, default: Path, config: Mapping[str, obj
             if folder.find_weights() and size is not None and (named or not differing):
                 return size
     return None
-
-
-def _say_new(folder: RunFolder, why: str, parts: Sequence[str]) -> str:
-    more = [f"and {len(parts) - _MOST_NAMED} more"] * (len(parts) > _MOST_NAMED)
-    what = "; ".join([*parts[:_MOST_NAMED], *more])
-    return f"this is a new run because {why} {folder.path}: {what}"
 
 
 def describe_differences(changed: Mapping[str, tuple[FlagValue, FlagValue]]) -> list[str]:
@@ -333,10 +331,8 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
 
 
 def _say_classes(names: Sequence[str], how: str) -> list[str]:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     verb = "class {} is" if len(names) == 1 else "classes {} are"
-    named = ", ".join(map(repr, names[:_MOST_NAMED])) + more
-    return [f"the {verb.format(named)} {how}"] if names else []
+    return [f"the {verb.format(listed(names, _MOST_NAMED))} {how}"] if names else []
 
 
 def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool) -> None:
@@ -359,7 +355,8 @@ def check_apart(folder: RunFolder, dataset_dir: str | None, *, has_classes: bool
 def write_description(folder: RunFolder, run: RunDescription) -> None:
     """Make the folder, and write the flags of the run and the facts about its data there."""
     folder.path.mkdir(parents=True, exist_ok=True)
-    write_config(folder.config, run.config)
+    with replacing(folder.config) as temporary:
+        temporary.write_text(json.dumps(run.config, indent=1) + "\n", encoding="utf-8")
     write_labels(folder.path / "labels.txt", run.facts.class_names)
     # The names of the classes are in labels.txt.
     facts = {name: value for name, value in run.facts._asdict().items() if name != "class_names"}

@@ -141,7 +141,7 @@ class FoundRun(NamedTuple):
 
     @property
     def data(self) -> str:
-        return _name_data(self.flags)
+        return name_data(self.flags)
 
     @property
     def network(self) -> str:
@@ -164,22 +164,17 @@ class FoundRun(NamedTuple):
         }
 
 
-def _name_data(flags: Mapping[str, object]) -> str:
-    folder = flags.get("dataset_dir")
-    name = str(flags.get("dataset_name", ""))
-    return make_title(name, None if folder is None else str(folder))
-
-
-def make_title(dataset_name: str, dataset_dir: str | None) -> str:
+def name_data(flags: Mapping[str, object]) -> str:
     """Return what names the data in a run's folder: of a folder of images that folder's name.
 
-    >>> make_title("image_folder", "shared/photos/"), make_title("cifar10", "shared")
-    ('photos', 'cifar10')
+    >>> name_data({"dataset_name": "image_folder", "dataset_dir": "shared/photos/"})
+    'photos'
     """
-    if dataset_name != "image_folder" or dataset_dir is None:
-        return dataset_name
+    name, folder = str(flags.get("dataset_name", "")), flags.get("dataset_dir")
+    if name != "image_folder" or folder is None:
+        return name
     # Resolved: of `.` and of `..` too there is a name.
-    return expand_path(dataset_dir).resolve().name or dataset_name
+    return expand_path(str(folder)).resolve().name or name
 
 
 def find_run_path(word: str) -> Path:
@@ -217,7 +212,7 @@ def _list_runs(runs: Path, title: str) -> list[Path]:
     for path in sorted(runs.glob(f"{glob.escape(title)}_*")):
         with contextlib.suppress(UsageError):
             flags, _ = read_flags(path)
-            if _name_data(flags) == title:
+            if name_data(flags) == title:
                 found.append(path)
     return found
 
