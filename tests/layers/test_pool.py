@@ -131,6 +131,7 @@ def test_windows_on_cpu_have_the_gradients_of_xlas(kind, data_format, size, wind
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick("relu", "tanh")
 @pytest.mark.parametrize(
     ("act", "num_devices", "shape"),
     [
