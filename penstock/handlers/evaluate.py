@@ -29,9 +29,8 @@ class Evaluate:
 
     Training waits for the test. Other handlers can share its results, before or after it in the
     list: `Progress(test=evaluate)`, `EarlyStopping(test=evaluate)`, `CSVLog(path, test=evaluate)`.
-    Those that show times, `Log`, `Progress`, `TensorBoard` and `Report`, come before it: behind it
-    they count its tests as steps. Called without an event, an `Evaluate` returns the metrics of the
-    current parameters; the same parameters are tested only once.
+    Called without an event, an `Evaluate` returns the metrics of the current parameters; the same
+    parameters are tested only once. No handler counts its time as that of steps.
 
     Arguments:
       reader: yields the test batches, as for `Trainer.test`.

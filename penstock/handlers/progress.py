@@ -89,6 +89,7 @@ class Progress:
                 self._display = _make_display(choose_output(self._file))
                 device = _get_device(event)
                 self._pace = _Pace(event.epoch, event.num_epochs, device, self._stop_at)
+                self._pace(event)
                 self._values = {}
                 self._next_refresh = time.monotonic() + self._display.interval_secs
             case events.BeginEpoch():
