@@ -33,6 +33,9 @@ PLACES = pytest.mark.parametrize(
         pytest.param(eight_devices, id="eight"),
     ],
 )
+STEPS_PER_CALL = pytest.mark.parametrize(
+    "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
+)
 PLACES_AND_CALLS = pytest.mark.parametrize(
     ("place", "steps_per_call"),
     [

@@ -217,9 +217,8 @@ def test_a_file_is_read_without_penstock(saved, tmp_path):
     assert_same_bits(np.load(tmp_path / "out.npy"), trainer.infer({"image": image}))
 
 
-def test_a_model_is_loaded_without_flax_and_optax(saved, tmp_path):
-    path = tmp_path / "model.penstock"
-    saved(images)[0].save_inference_model(path, names=list("abcdefghij"))
+def test_a_model_is_loaded_without_flax_and_optax(saved):
+    _, path = saved(images)
     code = """
         import sys
         import numpy as np
@@ -256,10 +255,12 @@ def test_classes_of_pictures_are_named_as_their_preprocessing_asks(tmp_path):
         model.predict(np.stack([cropped, cropped]))
 
 
-def test_sentences_become_ids_of_a_vocabulary(saved, tmp_path):
+def test_sentences_become_ids_of_a_vocabulary(tmp_path):
+    def judge():
+        return layers.fc(layers.sequence_pool(read_words(), "sum"), 2, act="softmax")
+
     vocabulary = {"<unk>": 0, "the": 1, "cat's": 2}
-    trainer, path = saved(classify_words)[0], tmp_path / "model.penstock"
-    trainer.save_inference_model(path, names=["bad", "good"], vocabulary=vocabulary)
+    trainer, path = save(tmp_path, judge, names=["bad", "good"], vocabulary=vocabulary)
     model = ps.InferenceModel.load(path, place=one_device())
     answer = model.predict(["The cat's, hat", ""])[0]
     row = trainer.infer({"words": [np.array([1, 2, 0])]})[0]

@@ -95,32 +95,27 @@ def test_trainer_takes_everything_that_penstocks_takes():
     ), "an argument of ps.Trainer is missing in penstock/fluid/trainer.py"
 
 
+TRAINS = {"train_func": train_program}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({}, "got no train_func, expected a function without arguments"),
         (
-            {"train_func": train_program, "program_func": train_program},
+            {**TRAINS, "program_func": train_program},
             "got train_func and program_func, expected one of them. They are two names",
         ),
         (
-            {
-                "train_func": train_program,
-                "optimizer_func": optimizer_func,
-                "optimizer": optimizer_func(),
-            },
+            {**TRAINS, "optimizer_func": optimizer_func, "optimizer": optimizer_func()},
             "got optimizer_func and optimizer, expected one of them",
         ),
         (
-            {
-                "train_func": train_program,
-                "checkpoint_config": fluid.CheckpointConfig("a"),
-                "checkpoint": "a",
-            },
+            {**TRAINS, "checkpoint_config": fluid.CheckpointConfig("a"), "checkpoint": "a"},
             "got checkpoint_config and checkpoint, expected one of them",
         ),
         (
-            {"train_func": train_program, "checkpoint_config": "a"},
+            {**TRAINS, "checkpoint_config": "a"},
             "got str as checkpoint_config, expected a fluid.CheckpointConfig.*checkpoint=",
         ),
         (
@@ -128,11 +123,11 @@ def test_trainer_takes_everything_that_penstocks_takes():
             "function without arguments",
         ),
         (
-            {"train_func": train_program, "param_path": jax.devices()[0]},
+            {**TRAINS, "param_path": jax.devices()[0]},
             "as param_path, expected a folder. The order is Trainer.train_func, optimizer_func",
         ),
-        ({"train_func": train_program, "parallel": 2}, "got parallel=2, expected True or False"),
-        ({"train_func": train_program, "place": True}, "place got True, expected None"),
+        ({**TRAINS, "parallel": 2}, "got parallel=2, expected True or False"),
+        ({**TRAINS, "place": True}, "place got True, expected None"),
     ],
 )
 def test_wrong_arguments_of_the_trainer_are_named(arguments, message):

@@ -1,6 +1,7 @@
 """Run a layer inside a real program and return what it gives and learns, as numpy arrays."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,6 +56,11 @@ def check(
     actual = builder.infer(variables, feed)
     for ours, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expect(own)), strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=atol)
+
+
+def assert_alike(actual: Any, expected: Any, **tolerances: float) -> None:
+    """Raise unless two trees agree in every number."""
+    jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerances), actual, expected)
 
 
 def initial(function: Function, seed: int = 0) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.layers.programs import initial, normal, train
+from tests.layers.programs import assert_alike, initial, normal, train
 
 
 def program(**arguments):
@@ -71,37 +70,6 @@ def test_batch_norm_warmed_up_has_statistics_of_the_data_after_a_few_steps():
     assert np.all(statistics()["mean"] < 0.1)
 
 
-def test_batch_norm_has_the_gradients_of_flax():
-    module = nn.BatchNorm(use_running_average=False, momentum=0.9, use_fast_variance=False)
-    variables = module.init(jax.random.key(0), FEED["x"])
-
-    def loss(params, x):
-        y, _ = module.apply({**variables, "params": params}, x, mutable=["batch_stats"])
-        return jnp.mean(jnp.tanh(y * normal(1, 4, 3, seed=7)))
-
-    expected = jax.grad(loss)(variables["params"], FEED["x"])
-    gradients = measured().gradients["batch_norm_0"]
-    for leaf in ("scale", "bias"):
-        np.testing.assert_allclose(gradients[leaf], expected[leaf], rtol=1e-3, atol=1e-6)
-
-
-def test_batch_norm_passes_the_gradient_through_the_statistics():
-    feed = {**FEED, "r": normal(12, 4, 5, seed=3)}
-
-    def function():
-        h = layers.fc(layers.data("x", [4, 3]), 5, num_flatten_dims=2)
-        return layers.mean(layers.batch_norm(h) * layers.data("r", [4, 5]))
-
-    def loss(w):
-        h = jnp.asarray(FEED["x"]) @ w
-        y = (h - h.mean((0, 1), keepdims=True)) / jnp.sqrt(h.var((0, 1), keepdims=True) + 1e-5)
-        return jnp.mean(y * feed["r"])
-
-    gradients = train(function, feed).gradients
-    expected = jax.grad(loss)(initial(function)["params"]["fc_0"]["w"])
-    np.testing.assert_allclose(gradients["fc_0"]["w"], expected, rtol=2e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("group_size", [5, 4, 1])
 def test_batch_norm_of_groups_normalises_each_by_itself_and_keeps_their_mean(group_size):
     step = measured(group_size=group_size)
@@ -122,9 +90,7 @@ def test_batch_norm_of_groups_has_the_gradients_of_its_groups():
     parts = [train(program(), {"x": part}).gradients for part in np.split(FEED["x"], [5, 10])]
     shares = (5 / 12, 5 / 12, 2 / 12)
     expected = jax.tree.map(lambda *each: np.tensordot(shares, each, 1), *parts)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), whole, expected
-    )
+    assert_alike(whole, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("group_size", [12, 100])
@@ -165,7 +131,7 @@ def test_batch_norm_of_sequences_counts_words_alone(group_size):
 def assert_same(expected, actual):
     """Two training steps agree in values, gradients and statistics."""
     got, wanted = ((step.values, step.gradients, step.batch_stats) for step in (actual, expected))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), got, wanted)
+    assert_alike(got, wanted, rtol=1e-4, atol=2e-6)
 
 
 def test_batch_norm_use_global_stats_trains_by_the_running_statistics_and_keeps_them():

@@ -361,25 +361,21 @@ def test_layer_outside_a_program_says_where_it_belongs_or_works(name):
 
 @pytest.mark.quick("batch_norm", "conv2d]", "create_parameter]", "fc", "img_conv_group")
 @pytest.mark.parametrize("name", WITH_PARAMETERS)
-def test_layer_of_one_name_shares_its_parameters(name):
+def test_layer_shares_its_parameters_with_those_of_its_name_alone(name):
     case = CASES[name]
 
-    def program(*names):
-        return lambda: [case.call(*inputs(case.shape), name=each) for each in names]
+    def shapes(*names):
+        options = [{"name": each} if each else {} for each in names]
+        return parameter_shapes(
+            lambda: [case.call(*inputs(case.shape), **each) for each in options]
+        )
 
-    once = parameter_shapes(program("same"))
-    assert parameter_shapes(program("same", "same")) == once
-    assert len(parameter_shapes(program("same", "other"))) == 2 * len(once) > 0
-
-
-@pytest.mark.quick("batch_norm", "conv2d]", "create_parameter]", "fc", "img_conv_group")
-@pytest.mark.parametrize("name", WITH_PARAMETERS)
-def test_layer_without_a_name_gets_parameters_of_its_own(name):
-    case = CASES[name]
-    once = parameter_shapes(lambda: case.call(*inputs(case.shape)))
-    twice = parameter_shapes(lambda: [case.call(*inputs(case.shape)) for _ in range(2)])
-    assert len(twice) == 2 * len(once)
-    assert all(path.split("/")[0].rpartition("_")[2].isdigit() for path in twice)
+    once = shapes("same")
+    assert shapes("same", "same") == once
+    assert len(shapes("same", "other")) == 2 * len(once) > 0
+    unnamed = shapes(None, None)
+    assert len(unnamed) == 2 * len(once)
+    assert all(path.split("/")[0].rpartition("_")[2].isdigit() for path in unnamed)
 
 
 @pytest.mark.quick("batch_norm", "conv2d]", "create_parameter]", "fc", "img_conv_group")

@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import LayerContextError, ProgramError
-from tests.layers.programs import infer, initial, normal, train
+from tests.layers.programs import assert_alike, infer, initial, normal, train
 
 X = {"x": normal(6, 5, 3)}
 SEQUENCE = {**X, "y": normal(6, 1, seed=1)}
@@ -38,11 +38,7 @@ def test_scan_over_a_layer_trains_like_the_unrolled_loop():
 
     scanned, unrolled = train(program(True), SEQUENCE), train(program(False), SEQUENCE)
     np.testing.assert_allclose(scanned.values, unrolled.values, rtol=1e-5)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6),
-        scanned.gradients,
-        unrolled.gradients,
-    )
+    assert_alike(scanned.gradients, unrolled.gradients, rtol=1e-3, atol=1e-6)
 
 
 def step_of_module(hidden, row):
@@ -129,11 +125,8 @@ def test_block_used_three_times_makes_three_layers_and_trains_as_without_the_wra
 
     plain, wrapped = (train(stacked(f), {"x": normal(8, 4)}) for f in (block, wrap(block)))
     assert sorted(wrapped.gradients) == ["fc_0", "fc_1", "fc_2"]
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
-        (wrapped.values, wrapped.gradients),
-        (plain.values, plain.gradients),
-    )
+    found, expected = ((step.values, step.gradients) for step in (wrapped, plain))
+    assert_alike(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_two_scans_over_one_cell_have_a_weight_each():

@@ -17,33 +17,20 @@ from penstock.layers._convolution import Geometry
 from tests import compiling
 from tests.layers.programs import normal
 
-SAME = ((1, 1), (1, 1))
+SAME, FULL = ((1, 1), (1, 1)), ((2, 2), (2, 2))
+TAPS = (5, 11, 10, 3), (3, 2, 1, 6)
 # Image, kernel, geometry: sizes of one, primes, pads beyond the kernel, kernels below the stride.
 CASES = {
     # By taps: single channels.
-    "taps": ((5, 11, 10, 3), (3, 2, 1, 6), {"groups": 3, "pads": SAME}),
+    "taps": (*TAPS, {"groups": 3, "pads": SAME}),
     "taps of one image": ((1, 11, 10, 3), (3, 2, 1, 3), {"groups": 3, "strides": (2, 3)}),
     "taps of six images": ((6, 11, 10, 3), (3, 2, 1, 3), {"groups": 3, "strides": (2, 3)}),
-    "taps far apart": (
-        (5, 11, 10, 3),
-        (3, 2, 1, 6),
-        {"groups": 3, "dilations": (2, 1), "pads": ((2, 2), (1, 1))},
-    ),
+    "taps far apart": (*TAPS, {"groups": 3, "dilations": (2, 1), "pads": ((2, 2), (1, 1))}),
     "taps strided and dilated": (
-        (5, 11, 10, 3),
-        (3, 2, 1, 6),
-        {"groups": 3, "strides": (3, 2), "dilations": (1, 2), "pads": SAME},
+        *(*TAPS, {"groups": 3, "strides": (3, 2), "dilations": (1, 2), "pads": SAME}),
     ),
-    "taps padded unevenly": (
-        (5, 11, 10, 3),
-        (3, 2, 1, 6),
-        {"groups": 3, "strides": (2, 2), "pads": ((0, 1), (2, 0))},
-    ),
-    "taps beyond the image": (
-        (5, 11, 10, 3),
-        (3, 2, 1, 6),
-        {"groups": 3, "pads": ((4, 0), (3, 5))},
-    ),
+    "taps padded unevenly": (*TAPS, {"groups": 3, "strides": (2, 2), "pads": ((0, 1), (2, 0))}),
+    "taps beyond the image": (*TAPS, {"groups": 3, "pads": ((4, 0), (3, 5))}),
     # A product: kernels of one pixel.
     "one pixel": ((5, 11, 7, 3), (1, 1, 3, 4), {}),
     "one pixel, strided": ((5, 11, 7, 3), (1, 1, 3, 4), {"strides": (2, 3)}),
@@ -67,11 +54,7 @@ CASES = {
     "far away": ((1, 2, 2, 1), (2, 2, 1, 1), {"spread": (2, 1), "pads": ((5, 0), (0, 6))}),
     "long stride": ((2, 3, 4, 2), (8, 7, 2, 3), {"spread": (4, 4), "pads": ((5, 5), (4, 6))}),
     "long and cut": ((2, 4, 4, 2), (3, 9, 2, 3), {"spread": (5, 4), "pads": ((-3, 9), (0, 10))}),
-    "spread groups": (
-        (2, 3, 3, 6),
-        (3, 3, 2, 6),
-        {"groups": 3, "spread": (2, 2), "pads": ((2, 2), (2, 2))},
-    ),
+    "spread groups": ((2, 3, 3, 6), (3, 3, 2, 6), {"groups": 3, "spread": (2, 2), "pads": FULL}),
     "spread and dilated": (
         (1, 4, 4, 2),
         (3, 3, 2, 3),

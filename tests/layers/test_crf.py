@@ -14,6 +14,7 @@ NUM_TAGS = 3
 RANDOM = np.random.default_rng(0)
 WORDS = [normal(n, NUM_TAGS, seed=n) * 2 for n in LENGTHS]
 TAGS = [RANDOM.integers(0, NUM_TAGS, (n, 1)).astype(np.int32) for n in LENGTHS]
+FIRST = [each[:1] for each in TAGS]
 PARAMS = {"crfw": normal(NUM_TAGS + 2, NUM_TAGS, seed=9)}
 
 
@@ -45,18 +46,14 @@ def test_decoding_takes_the_lower_of_equal_tags():
 
 
 def test_decoding_with_labels_tells_where_they_are_right():
-    words, tags = alone.pad(WORDS, 5), alone.pad(TAGS, 7)
-    both = lambda: (decode(words), decode(words, tags))  # noqa: E731
-    path, right = jax.jit(lambda: alone.run(both, PARAMS, 5))()
+    words, tags, few = (alone.pad(*each) for each in ((WORDS, 5), (TAGS, 7), (FIRST, 1)))
+    every = lambda: (decode(words), decode(words, tags), decode(words, few))  # noqa: E731
+    path, right, of_few = jax.jit(lambda: alone.run(every, PARAMS, 5))()
     for found, wanted, marks in zip(path.cut(), TAGS, right.cut(), strict=True):
         np.testing.assert_array_equal(marks, (found == wanted).astype(int))
-
-
-def test_decoding_with_labels_that_are_padded_to_less_marks_every_word():
-    words, tags = alone.pad(WORDS, 5), alone.pad([each[:1] for each in TAGS], 1)
-    right = jax.jit(lambda: alone.run(lambda: decode(words, tags), PARAMS, 5))()
-    assert [len(marks) for marks in right.cut()] == [len(each) for each in WORDS]
-    assert not right.values[:, 1:].any()
+    # Every word is marked, also where labels are padded to less.
+    assert [len(marks) for marks in of_few.cut()] == [len(each) for each in WORDS]
+    assert not of_few.values[:, 1:].any()
 
 
 def test_crf_of_a_label_that_does_not_fit_is_nan_for_its_example_alone():

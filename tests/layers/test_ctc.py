@@ -83,6 +83,7 @@ def draw_strings():
     return [[random.integers(0, 4, n).tolist() for n in pair] for pair in lengths]
 
 
+@pytest.mark.quick("True-ignored1")
 @pytest.mark.parametrize("ignored", [None, [0, 3]])
 @pytest.mark.parametrize("normalized", [True, False])
 def test_edit_distance_is_that_of_a_plain_loop(normalized, ignored):

@@ -30,9 +30,8 @@ def measured(rate, kind="upscale_in_train"):
     return train(program(rate, dropout_implementation=kind), FEED, is_tested=True)
 
 
-@pytest.mark.parametrize(
-    "rate", [0.1, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.5, 0.8))]
-)
+@pytest.mark.quick("0.1")
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("kind", ["upscale_in_train", "downgrade_in_infer"])
 def test_dropout_drops_its_share_and_keeps_the_mean(rate, kind):
     step = measured(rate, kind)
@@ -64,26 +63,6 @@ def test_dropout_of_a_rate_of_numpy_keeps_the_dtype(kind):
         return [y.dtype == x.dtype for y in dropped]
 
     assert all(infer(function, {"x": normal(2, 4)}))
-
-
-def test_dropout_differs_between_steps_layers_and_seeds_but_not_between_runs():
-    def function():
-        x = layers.data("x", [200])
-        w = layers.create_parameter([1], name="w")
-        return (layers.mean(x) + jnp.sum(w), layers.dropout(x, 0.5), layers.dropout(x, 0.5))
-
-    def masks(seed):
-        builder = ps.ProgramBuilder(function, optax.sgd(0.1), place=jax.devices()[:1])
-        state = builder.init(seed=seed)
-        found = []
-        for _ in range(2):
-            state, (_, *both) = builder.train(state, FEED)
-            found += [np.asarray(y).tobytes() for y in both]
-        return found
-
-    first = masks(0)
-    assert len(set(first + masks(1))) == 8
-    assert masks(0) == first
 
 
 def test_dropout_of_one_name_shares_its_mask():

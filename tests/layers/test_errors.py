@@ -66,9 +66,7 @@ DENSE = {
     "Did you mean 'upscale_in_train'": (
         lambda: layers.dropout(data(2), 0.5, dropout_implementation="upscale_train")
     ),
-    "3, expected a sequence of positive sizes": (
-        lambda: layers.data("x", 3)  # pyright: ignore[reportArgumentType]
-    ),
+    "3, expected a sequence of positive sizes": lambda: layers.data("x", 3),
     r"data 'x' got shape \(4,\) .* expected shape \(3,\)": (
         lambda: (layers.data("x", [3]), layers.data("x", [4]))
     ),
@@ -131,7 +129,7 @@ NORMS = {
         lambda: layers.batch_norm(data(3), momentum=1.5)
     ),
     "layers.batch_norm got data_format='NHCW', expected one of": (
-        lambda: layers.batch_norm(data(3), data_format="NHCW")  # pyright: ignore[reportArgumentType]
+        lambda: layers.batch_norm(data(3), data_format="NHCW")
     ),
     r"shape \[B\], expected at least \[B, C\]": lambda: layers.batch_norm(data(1)[:, 0]),
     "layers.batch_norm: group_size got 0, expected an integ": (
@@ -174,12 +172,8 @@ LOSSES = {
     ),
     "5 and num_neg_samples=0, exp": lambda: layers.nce(data(4), ids(2), 5, num_neg_samples=0),
     "got sampler='zipf', expected one of": lambda: layers.nce(data(4), ids(2), 5, sampler="zipf"),
-    "and custom_dist of None, exp": (
-        lambda: layers.nce(data(4), ids(2), 5, sampler="custom_dist")
-    ),
-    "='uniform' and custom_dist of": (
-        lambda: layers.nce(data(4), ids(2), 5, custom_dist=[0.2] * 5)
-    ),
+    "and custom_dist of None, exp": lambda: layers.nce(data(4), ids(2), 5, sampler="custom_dist"),
+    "='uniform' and custom_dist of": lambda: layers.nce(data(4), ids(2), 5, custom_dist=[0.2] * 5),
     r"custom_dist of shape \(3,\) with the sum 0.7, expected 3 probabilities of the sum 1": (
         lambda: layers.nce(
             data(4), ids(2), 3, sampler="custom_dist", custom_dist=[0.5, 0.1, 0.1]
@@ -188,16 +182,12 @@ LOSSES = {
     r"sample_weight of shape \[B, 4\], ": (
         lambda: layers.nce(data(4), ids(2), 5, sample_weight=data(4))
     ),
-    "nce got labels of dtype float32, expected integers": (
-        lambda: layers.nce(data(4), data(4), 5)
-    ),
+    "nce got labels of dtype float32, expected integers": lambda: layers.nce(data(4), data(4), 5),
     r"\[B, 4\] and labels of shape \[B, 1": (
         lambda: layers.nce(data(4), ids(2)[:, 0, None, None], 5)
     ),
     r"'hsigmoid_0/w' got shape \(0, 4\)": lambda: layers.hsigmoid(data(4), ids(1), 1),
-    "hsigmoid got labels of 2 classes, expected one": (
-        lambda: layers.hsigmoid(data(4), ids(2), 5)
-    ),
+    "hsigmoid got labels of 2 classes, expected one": lambda: layers.hsigmoid(data(4), ids(2), 5),
     "hsigmoid got one Sequence among its input and labels, expected both or none": (
         lambda: layers.hsigmoid(words(4), ids(1), 5)
     ),
@@ -211,16 +201,12 @@ SHAPES = {
     "flatten got axis=0 .* from 1 to 3": lambda: layers.flatten(normal(2, 3, 4), axis=0),
     "layers.one_hot got classes of dtype float32": lambda: layers.one_hot(data(1), 4),
     "layers.topk: k got 0, expected an integer of 1 or more": lambda: layers.topk(normal(3, 6), 0),
-    r"cos_sim got shapes \(3, 6\) and \(2, 6\)": (
-        lambda: layers.cos_sim(normal(3, 6), normal(2, 6))
-    ),
+    r"cos_sim got shapes \(3, 6\) and \(2, 6\)": lambda: layers.cos_sim(normal(3, 6), normal(2, 6)),
     "glu got dim=-1 .* expected an axis of even size": lambda: layers.glu(normal(2, 6, 3)),
     "layers.reduce_mean got a sequence and dim=1, expect": (
         lambda: layers.reduce_mean(words(3), dim=1)
     ),
-    "layers.reduce_max got dim=2 and an array of 2 axes": (
-        lambda: layers.reduce_max(data(3), dim=2)
-    ),
+    "layers.reduce_max got dim=2 and an array of 2 axes": lambda: layers.reduce_max(data(3), dim=2),
 }  # fmt: skip
 
 NOISE = {
@@ -305,7 +291,7 @@ SEQUENCES = {
         lambda: layers.sequence_pool(THREE.values, "sum")
     ),
     "sequence_pool got pool_type='avg', expected one of 'sum', 'average'": (
-        lambda: layers.sequence_pool(THREE, "avg")  # pyright: ignore[reportArgumentType]
+        lambda: layers.sequence_pool(THREE, "avg")
     ),
     "sequence_last_step got a float as input, expected a Sequence": (
         lambda: layers.sequence_last_step(1.0)
@@ -322,9 +308,7 @@ SEQUENCES = {
     r"sequence_concat got Sequences of values \[\(3, 4, 2\), \(3, 4\)\], expected at least one": (
         lambda: layers.sequence_concat([THREE, NUMBERS])
     ),
-    "sequence_reshape got new_dim=0, expected 1 or more": (
-        lambda: layers.sequence_reshape(THREE, 0)
-    ),
+    "sequence_reshape got new_dim=0, expected 1 or more": lambda: layers.sequence_reshape(THREE, 0),
     r"sequence_reshape got a Sequence of values \(3, 4\), expected \[B, T, D\]": (
         lambda: layers.sequence_reshape(NUMBERS, 2)
     ),
@@ -380,7 +364,7 @@ SEQUENCES = {
         lambda: layers.edit_distance(tags(), tags().values)
     ),
     "chunk_eval got chunk_scheme='BIO', expected one of": (
-        lambda: layers.chunk_eval(tags(), tags(), "BIO", 3)  # pyright: ignore[reportArgumentType]
+        lambda: layers.chunk_eval(tags(), tags(), "BIO", 3)
     ),
     "num_chunk_types=0 and excluded_chunk_t": lambda: layers.chunk_eval(tags(), tags(), "IOB", 0),
     r"excluded_chunk_types=\[3\], expected": (
@@ -418,9 +402,7 @@ RECURRENT = {
     "lstm_unit got x_t of shape .* expected .B, features.": (
         lambda: layers.lstm_unit(ARRAY, ARRAY, ARRAY[:, :3])
     ),
-    "gru_unit got an input of shape .* size=9, expected": (
-        lambda: layers.gru_unit(ARRAY, ARRAY, 9)
-    ),
+    "gru_unit got an input of shape .* size=9, expected": lambda: layers.gru_unit(ARRAY, ARRAY, 9),
 }  # fmt: skip
 
 

@@ -55,17 +55,6 @@ def test_glu_gates_one_half_by_the_other():
     np.testing.assert_allclose(layers.glu(x, dim=1), nn.glu(x, axis=1), rtol=1e-6)
 
 
-def test_attention_drops_weights_in_training_only():
-    def program():
-        x = layers.data("x", [5, 8])
-        dropped = layers.scaled_dot_product_attention(x, x, x, dropout_rate=0.5)
-        return layers.mean(dropped), dropped, layers.scaled_dot_product_attention(x, x, x)
-
-    step = train(program, {"x": normal(3, 5, 8)}, is_tested=True)
-    np.testing.assert_allclose(*step.test_values[1:], rtol=1e-6)
-    assert not np.allclose(*step.values[1:])
-
-
 def test_attention_of_bfloat16_has_its_softmax_in_float32():
     def program():
         q, k, v = (4 * layers.data(name, [9, 64], "bfloat16") for name in "qkv")

@@ -8,28 +8,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
-from tests.layers.programs import initial, normal, train
-
-FEED = {"x": normal(5, 3)}
-
-
-def test_regularizers_add_to_the_gradient_and_not_to_the_loss():
-    def function(regularizer):
-        def program():
-            attr = layers.ParamAttr(name="w", regularizer=regularizer)
-            return layers.mean(layers.fc(layers.data("x", [3]), 2, param_attr=attr))
-
-        return program
-
-    w = initial(function(None))["params"]["w"]
-    plain = train(function(None), FEED)
-    for regularizer, added in (
-        (layers.L2Decay(0.5), 0.5 * w),
-        (layers.L1Decay(0.5), 0.5 * np.sign(w)),
-    ):
-        step = train(function(regularizer), FEED)
-        np.testing.assert_allclose(step.gradients["w"], plain.gradients["w"] + added, atol=1e-6)
-        assert step.values == plain.values
+from tests.layers.programs import initial
 
 
 def test_create_parameter_is_zero_where_it_is_a_bias_and_xavier_elsewhere():

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock.layers import pool as pooling
-from tests.layers.programs import infer, normal
+from tests.layers.programs import assert_alike, infer, normal
 
 
 def pool(x, kind, window, stride, pads, ceil_mode=False, exclusive=True):
@@ -131,6 +131,7 @@ def test_windows_on_cpu_have_the_gradients_of_xlas(kind, data_format, size, wind
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick("relu", "tanh")
 @pytest.mark.parametrize(
     ("act", "num_devices", "shape"),
     [
@@ -163,8 +164,7 @@ def test_maximum_of_what_xla_computes_twice_or_reads_twice_has_the_gradients_of_
     found = gradients()
     monkeypatch.setattr(pooling, "max_windows_on_cpu", pooling.max_windows)
     expected = gradients()
-    compare = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
-    jax.tree.map(compare, found, expected)
+    assert_alike(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -13,65 +13,29 @@ from penstock.fluid.sequence_moves import sequence_expand
 from tests.layers.programs import normal
 from tests.layers.test_battery import CASES
 
-SEEN = {}
-
-
-def network():
-    x = layers.data("x", [8, 8, 3])
-    SEEN["conv"] = y = layers.conv2d(x, 4, 3, padding="SAME")
-    SEEN["norm"] = y = layers.batch_norm(y, act="relu")
-    SEEN["depthwise"] = y = layers.depthwise_conv2d(y, 3, padding="SAME")
-    SEEN["transpose"] = y = layers.conv2d_transpose(y, 4, filter_size=2, stride=2)
-    SEEN["excited"] = y = layers.squeeze_excite(y, 2)
-    SEEN["pool"] = y = layers.pool2d(y, 2, "avg", 2)
-    SEEN["dropped"] = y = layers.drop_path(layers.dropout(y, 0.1), 0.1)
-    SEEN["fc"] = y = layers.fc(y, 5)
-    SEEN["layer_norm"] = y = layers.layer_norm(y)
-    return y
-
-
-def train_program():
-    probabilities = layers.softmax(network())
-    SEEN["softmax"] = probabilities
-    label = layers.data("label", [1], "int32")
-    SEEN["loss"] = loss = layers.mean(layers.cross_entropy(probabilities, label))
-    return loss, layers.accuracy(probabilities, label)
-
-
-FEED = {"x": normal(8, 8, 8, 3), "label": np.arange(8)[:, None] % 5}
-WIDE = {"softmax", "loss"}
-
-
-def builder_of(precision):
-    return ps.ProgramBuilder(
-        train_program,
-        optax.adam(1e-2),
-        infer_func=network,
-        precision=precision,
-        place=jax.devices()[:1],
-    )
-
 
 def test_bfloat16_is_the_dtype_of_what_layers_pass_on_and_not_of_the_loss():
-    builder_of("bfloat16")
-    dtypes = {name: value.dtype for name, value in SEEN.items()}
-    assert {name for name, dtype in dtypes.items() if dtype == jnp.float32} == WIDE
-    assert {dtype for name, dtype in dtypes.items() if name not in WIDE} == {jnp.dtype("bfloat16")}
+    seen = {}
 
+    def program():
+        seen["conv"] = y = layers.conv2d(layers.data("x", [8, 8, 3]), 4, 3, padding="SAME")
+        seen["norm"] = y = layers.batch_norm(y, act="relu")
+        seen["depthwise"] = y = layers.depthwise_conv2d(y, 3, padding="SAME")
+        seen["transpose"] = y = layers.conv2d_transpose(y, 4, filter_size=2, stride=2)
+        seen["excited"] = y = layers.squeeze_excite(y, 2)
+        seen["pool"] = y = layers.pool2d(y, 2, "avg", 2)
+        seen["dropped"] = y = layers.drop_path(layers.dropout(y, 0.1), 0.1)
+        seen["fc"] = y = layers.fc(y, 5)
+        seen["layer_norm"] = y = layers.layer_norm(y)
+        seen["softmax"] = probabilities = layers.softmax(y)
+        label = layers.data("label", [1], "int32")
+        seen["loss"] = loss = layers.mean(layers.cross_entropy(probabilities, label))
+        return loss
 
-@pytest.mark.slow
-def test_bfloat16_leaves_the_state_in_float32_and_follows_the_float32_run():
-    losses = {}
-    for precision in ("float32", "bfloat16"):
-        builder = builder_of(precision)
-        state, losses[precision] = builder.init(), []
-        for _ in range(5):
-            state, (loss, _) = builder.train(state, FEED)
-            losses[precision].append(float(loss))
-        kinds = {str(x.dtype) for x in jax.tree.leaves((state.variables, state.opt_state))}
-        assert kinds <= {"float32", "int32"}
-    np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05)
-    assert losses["bfloat16"] != losses["float32"]
+    ps.ProgramBuilder(program, optax.adam(1e-2), precision="bfloat16", place=jax.devices()[:1])
+    wide = {name: seen.pop(name).dtype for name in ("softmax", "loss")}
+    assert set(wide.values()) == {jnp.dtype("float32")}
+    assert {value.dtype for value in seen.values()} == {jnp.dtype("bfloat16")}
 
 
 def test_bfloat16_keeps_what_a_program_feeds_to_its_loss_exact():

@@ -17,7 +17,6 @@ X = normal(BATCH, WIDTH)
 LABELS = np.random.default_rng(0).integers(0, SIZE, (BATCH, 2)).astype(np.int32)
 PARAMS = {"out": {"w": normal(SIZE, WIDTH, seed=1), "b": normal(SIZE, 1, seed=2)}}
 CUSTOM = np.linspace(0, 2, SIZE) / SIZE
-LENGTHS = (3, 0, 1, 3)
 
 PROBABILITIES = {
     "uniform": np.full(SIZE, 1 / SIZE),

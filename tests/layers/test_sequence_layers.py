@@ -76,10 +76,6 @@ def test_windows_of_images_are_cut_row_by_row(data_format, padding):
         np.testing.assert_array_equal(actual, [window.ravel() for window in expected])
 
 
-WORDS = [normal(n, 4, seed=n) for n in (5, 1, 0, 7, 2, 6)]
-LABELS = np.arange(6, dtype=np.int32)[:, None] % 3
-
-
 def test_fluids_images_become_channels_first_windows():
     image = normal(2, 3, 4, 5)
     words = fluid.layers.im2sequence(image, filter_size=[2, 2], stride=2, padding=[0, 1, 1, 0])

@@ -68,8 +68,7 @@ def test_names_count_by_kind_in_each_scope_in_the_order_of_creation():
 
 
 def initial(program, seed=0):
-    variables = host(make_builder(program).init(seed=seed).variables["params"])
-    return variables
+    return host(make_builder(program).init(seed=seed).variables["params"])
 
 
 def test_initial_values_depend_on_names_alone():

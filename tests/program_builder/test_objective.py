@@ -10,13 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.networks import (
-    assert_same_bits,
-    eight_devices,
-    host,
-    linear_data,
-    one_device,
-)
+from tests.networks import PLACES, assert_same_bits, host, linear_data, one_device
 
 
 @layers.scope("generator")
@@ -53,13 +47,7 @@ def objectives():
     }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(one_device, id="one", marks=pytest.mark.slow),
-        pytest.param(eight_devices, id="eight"),
-    ],
-)
+@pytest.fixture(scope="module", params=PLACES.args[1])
 def gan(request):
     return ps.ProgramBuilder(objectives(), place=request.param())
 

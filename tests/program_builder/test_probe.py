@@ -93,6 +93,14 @@ def test_loss_that_is_no_float_or_neither_a_scalar_nor_by_example_is_refused(los
     )
 
 
+def test_nested_loss_is_refused():
+    assert error_of(lambda: {"losses": {"a": linear_program()}}) == (
+        "the train program of <lambda> has returned value 'losses/a' where the loss is expected: "
+        "an array, first or under the key 'loss', and not nested. It is minimised. Return the loss "
+        "first, metrics after it."
+    )
+
+
 def test_loss_of_a_dict_is_found_by_its_name_and_is_the_first_value_elsewhere():
     def by_name():
         prediction, label = network()

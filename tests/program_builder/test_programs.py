@@ -15,6 +15,7 @@ from penstock.distributed import group
 from penstock.program_builder import _compilation
 from tests.networks import (
     PLACES,
+    STEPS_PER_CALL,
     class_data,
     classifier,
     classifier_program,
@@ -26,10 +27,6 @@ from tests.networks import (
     one_device,
 )
 from tests.networks import rich_program as program
-
-STEPS_PER_CALL = pytest.mark.parametrize(
-    "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
-)
 
 
 def ragged_reader():
@@ -262,14 +259,17 @@ def test_program_of_the_last_batch_is_traced_after_the_first_step(reader, expect
 
     trainer.train(reader, on_event)
     assert numbers == expected
+    # What is compiled beside training takes none of its time.
+    secs = [each["secs"] for each in trainer.describe()["compilations"]]
+    assert secs[1:] == [None] * (expected[-1] - 1)
 
 
 @STEPS_PER_CALL
 @PLACES
-def test_launch_gets_nothing_from_the_host_but_a_batch_on_one_cpu_device(
+def test_launch_gets_a_batch_alone_from_the_host_and_takes_the_state_before_it(
     make_trainer, place, steps_per_call, monkeypatch
 ):
-    trainer, on_the_host = make_trainer(place, steps_per_call), []
+    trainer, on_the_host, survivors = make_trainer(place, steps_per_call), [], []
     launch = trainer.builder.programs.launch
 
     def watched(state, placed, rounds):
@@ -277,21 +277,6 @@ def test_launch_gets_nothing_from_the_host_but_a_batch_on_one_cpu_device(
         on_the_host.extend(
             jax.tree_util.keystr(path) for path, leaf in leaves if not isinstance(leaf, jax.Array)
         )
-        return launch(state, placed, rounds)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.builder.programs, "launch", watched)
-        trainer.train(ragged_reader())
-    assert set(on_the_host) == ({"[1]['x']", "[1]['label']"} if place is one_device else set())
-
-
-@STEPS_PER_CALL
-@PLACES
-def test_state_before_a_step_is_gone_after_it(make_trainer, place, steps_per_call, monkeypatch):
-    trainer, survivors = make_trainer(place, steps_per_call), []
-    launch = trainer.builder.programs.launch
-
-    def watched(state, placed, rounds):
         launched = launch(state, placed, rounds)
         survivors.append([not leaf.is_deleted() for leaf in state[:-NUM_KEPT]])
         return launched
@@ -299,6 +284,8 @@ def test_state_before_a_step_is_gone_after_it(make_trainer, place, steps_per_cal
     with monkeypatch.context() as patch:
         patch.setattr(trainer.builder.programs, "launch", watched)
         trainer.train(ragged_reader(), num_epochs=2)
+    # On one CPU device, that is.
+    assert set(on_the_host) == ({"[1]['x']", "[1]['label']"} if place is one_device else set())
     assert len(survivors) == 2 * (6 if steps_per_call == 1 else 3)
     assert all(len(leaves) > 10 and not any(leaves) for leaves in survivors)
 

@@ -238,16 +238,10 @@ def running(of_flax, dtype):
 )
 def test_operations_along_split_features_have_the_numbers_of_one_device(of_flax, dtype):
     rules = [("Dense_0/kernel", (None, "model"))] if of_flax else []
-    layouts = (
-        {"place": jax.devices()[0]},
-        {
-            "place": ps.mesh(data=-1, model=2),
-            "parameter_sharding": rules,
-        },
-    )
+    split = {"place": ps.mesh(data=-1, model=2), "parameter_sharding": rules}
     x = np.random.default_rng(0).normal(size=(24, 64)).astype(np.float32)
     shown = []
-    for layout in layouts:
+    for layout in ({"place": jax.devices()[0]}, split):
         program = functools.partial(running, of_flax, dtype)
         trainer, recorder = ps.Trainer(program, optax.sgd(0.1), **layout), Recorder()
         trainer.train([{"x": x}] * 3, recorder)
@@ -311,19 +305,16 @@ def convolve_in_groups(image):
     return jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", **options)
 
 
-TWO_BY_FOUR = {"data": 2, "model": 4}
-ROWS = ("model", None)
+TWO_BY_FOUR, ONE_BY_EIGHT = {"data": 2, "model": 4}, {"data": 1, "model": 8}
+SPLIT_ROWS = ("model", None)
+SECOND_ROWS = [("fc_0/*", ()), ("fc_1/w", SPLIT_ROWS)]
 # The program, the axes of the mesh, which rules split parameters, batch size and micro-batches.
 BESIDE_A_SECOND_AXIS = {
     "maximum over windows": (mean_behind(take_windows), TWO_BY_FOUR, [], 20, 1),
     "fft": (mean_behind(lambda hidden: jnp.fft.fft(hidden).real), TWO_BY_FOUR, [], 20, 1),
     "windows of words": (mean_behind(take_windows_of_words), TWO_BY_FOUR, [], 20, 1),
     "maximum before split rows": (
-        mean_behind(take_windows_of_words),
-        TWO_BY_FOUR,
-        [("fc_0/*", ()), ("fc_1/w", ROWS)],
-        20,
-        1,
+        *(mean_behind(take_windows_of_words), TWO_BY_FOUR, SECOND_ROWS, 20, 1),
     ),
     "pad": (mean_behind(spread_without_the_first), TWO_BY_FOUR, [], 20, 1),
     # Some devices hold the same part of the image.
@@ -331,13 +322,9 @@ BESIDE_A_SECOND_AXIS = {
     # Of 20 rows in three parts the last has as many as the devices divide.
     "image of features in parts": (draw, TWO_BY_FOUR, [], 20, 3),
     "image of features, three axes": (draw, {"data": 2, "model": 2, "x": 2}, [], 24, 1),
-    "features that make an image": (convolve(generate), {"data": 1, "model": 8}, [], 20, 1),
+    "features that make an image": (convolve(generate), ONE_BY_EIGHT, [], 20, 1),
     "features made of an image": (
-        convolve(flatten),
-        {"data": 1, "model": 8},
-        [("head/w", ROWS)],
-        20,
-        1,
+        *(convolve(flatten), ONE_BY_EIGHT, [("head/w", SPLIT_ROWS)], 20, 1),
     ),
     "groups": (convolve(convolve_in_groups), TWO_BY_FOUR, [], 20, 1),
 }
@@ -385,43 +372,30 @@ def test_positions_and_transformers_leave_parameters_split(caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"state_sharding": "ful"}, ps.ProgramError, "state_sharding='ful', expected one of"),
-        (
-            {"parameter_sharding": [("fc_9/w", ("model",))]},
-            ps.UnknownNameError,
-            "parameter_sharding got 'fc_9/w', expected",
-        ),
-        (
-            {"parameter_sharding": [("fc_0/w", (None, "modle"))]},
-            ps.ProgramError,
-            r"got \(None, 'modle'\) for 'fc_0/w' of shape \[64, 128\], expected for each dimension",
-        ),
-        (
-            {"parameter_sharding": [("fc_0/w", (None, "data"))]},
-            ps.ProgramError,
-            "state_sharding splits over 'data'",
-        ),
-        (
-            {"parameter_sharding": [("fc_1/b", (None, "model"))]},
-            ps.ProgramError,
-            "of shape .16., expected for each dimension",
-        ),
-        (
-            {"place": "three", "parameter_sharding": [("fc_0/w", ("model",))]},
-            ps.ProgramError,
-            "expected dimension 0 to be a multiple of the 3 devices along 'model'",
-        ),
-    ],
-)
-def test_wrong_rule_is_refused(options, error, text):
+WRONG_RULES = {
+    "parameter_sharding got 'fc_9/w', expected": ("fc_9/w", ("model",)),
+    r"got \(None, 'modle'\) for 'fc_0/w' of shape \[64, 128\], expected for each dimension": (
+        *("fc_0/w", (None, "modle")),
+    ),
+    "state_sharding splits over 'data'": ("fc_0/w", (None, "data")),
+    "of shape .16., expected for each dimension": ("fc_1/b", (None, "model")),
+    "dimension 0 to be a multiple of the 3 devices along 'model'": ("fc_0/w", ("model",)),
+}
+
+
+@pytest.mark.parametrize("text", WRONG_RULES)
+def test_wrong_rule_is_refused(text):
     place = ps.mesh(data=2, model=4)
-    if options.get("place") == "three":
+    if "3 devices" in text:
         place = jax.sharding.Mesh(np.asarray(jax.devices()[:3]).reshape(1, 3), ("data", "model"))
+    error = ps.UnknownNameError if "fc_9" in text else ps.ProgramError
     with pytest.raises(error, match=text):
-        make_trainer("mlp", **{**options, "place": place})
+        make_trainer("mlp", place=place, parameter_sharding=[WRONG_RULES[text]])
+
+
+def test_wrong_way_to_split_a_state_is_refused():
+    with pytest.raises(ps.ProgramError, match="state_sharding='ful', expected one of"):
+        make_trainer("mlp", place=ps.mesh(data=2, model=4), state_sharding="ful")
 
 
 @pytest.mark.parametrize("axes", [{"model": 3}, {"data": 3, "model": 2}, {"data": -1, "model": -1}])
@@ -610,9 +584,8 @@ def test_parameters_are_read_written_saved_and_loaded_whole(tmp_path):
     np.testing.assert_array_equal(plain.parameters["generator/fc_0/w"], weights)
     trainer.parameters["generator/fc_0/w"] = 0 * weights
     assert not trainer.parameters["generator/fc_0/w"].any()
-    assert not trainer._engine.state.variables["params"]["generator"]["fc_0"][
-        "w"
-    ].is_fully_replicated
+    params = trainer._engine.state.variables["params"]
+    assert not params["generator"]["fc_0"]["w"].is_fully_replicated
     trainer.load_params(tmp_path / "params")
     noise = {"noise": np.ones((5, 32), np.float32)}
     np.testing.assert_allclose(trainer.infer(noise), plain.infer(noise), rtol=1e-5, atol=1e-6)

@@ -183,9 +183,10 @@ def test_attributes_of_parameters_give_the_updates_computed_by_hand(place):
     state = builder.init(seed=1)
     before = {name: leaf["w"] for name, leaf in host(state.variables["params"]).items()}
     data = linear_data(11)
-    state, _ = builder.train(state, data)
+    state, loss = builder.train(state, data)
     after = {name: leaf["w"] for name, leaf in host(state.variables["params"]).items()}
     error = data["x"] @ sum(before.values()) - data["y"]
+    np.testing.assert_allclose(loss, np.mean(error**2), rtol=1e-5)  # the regularizers are not in it
     gradient = 2 * data["x"].T @ error / len(error)
     expected = {
         "frozen": before["frozen"],
@@ -236,13 +237,13 @@ def test_parameter_shared_by_name_gets_the_sum_of_its_gradients():
 
 
 def noisy_program():
-    """Return a loss, a dropout mask by example, and noise."""
+    """Return a loss, the masks of two dropouts by example, and noise."""
     x = layers.data("x", shape=[4])
     label = layers.data("label", shape=[1], dtype="int32")
-    mask = layers.dropout(jnp.ones_like(x), dropout_prob=0.5)
+    mask, other = (layers.dropout(jnp.ones_like(x), dropout_prob=0.5) for _ in range(2))
     prediction = layers.fc(x * mask, size=3, act="softmax")
     noise = layers.gaussian_random_batch_size_like(x, [-1, 1], name="noise")
-    return layers.mean(layers.cross_entropy(prediction, label)), mask, noise
+    return layers.mean(layers.cross_entropy(prediction, label)), mask, other, noise
 
 
 def noises(place, seed=0, num_steps=3):
@@ -250,13 +251,14 @@ def noises(place, seed=0, num_steps=3):
     state = builder.init(seed=seed)
     results = []
     for _ in range(num_steps):
-        state, (_, mask, noise) = builder.train(state, class_data(16))
-        results.append((host(mask), host(noise)))
+        state, (_, *drawn) = builder.train(state, class_data(16))
+        results.append(host(drawn))
     return results
 
 
-def test_dropout_and_noise_differ_from_example_to_example():
-    [(mask, noise)] = noises(eight_devices, num_steps=1)
+def test_dropout_and_noise_differ_from_layer_to_layer_and_example_to_example():
+    [(mask, other, noise)] = noises(eight_devices, num_steps=1)
+    assert not np.array_equal(mask, other)
     assert len(np.unique(mask, axis=0)) > 8
     assert len(np.unique(noise)) == 16
 
@@ -265,5 +267,4 @@ def test_dropout_and_noise_differ_by_step_and_seed_and_are_the_same_for_the_same
     drawn, other = noises(one_device), noises(one_device, seed=1, num_steps=1)
     assert_same_bits(noises(one_device, num_steps=1), drawn[:1])
     for before, after in (*itertools.pairwise(drawn), (drawn[0], other[0])):
-        assert not np.array_equal(before[0], after[0])
-        assert not np.array_equal(before[1], after[1])
+        assert not any(map(np.array_equal, before, after))

@@ -1,7 +1,4 @@
-"""Archives in the form of the published ones, and whole splits and record files."""
-
-import io
-import tarfile
+"""Whole splits and record files."""
 
 from penstock import readers
 from penstock.readers.records import RecordFiles, RecordFormat
@@ -20,9 +17,3 @@ def read_records(paths, **options):
         return list(files.read(range(len(files))))
     finally:
         files.close()
-
-
-def add(archive, name, content):
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    archive.addfile(member, io.BytesIO(content))

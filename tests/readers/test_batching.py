@@ -11,7 +11,7 @@ SIZE = 2048  # float32: beyond the size from which arrays are placed in the batc
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     with RecordWriter(tmp_path / "a.tfrecord") as writer:
         for number in range(40):
             writer.write(build_example({"x": np.full(SIZE, number, np.float32), "id": number}))
@@ -23,14 +23,14 @@ def read(path: Path, **options):
     return tfrecord(path, spec, **{"batch_size": 3, "num_workers": 2, **options})
 
 
-def test_batches_that_are_held_keep_their_values(path: Path):
+def test_batches_that_are_held_keep_their_values(path):
     reader = read(path, shuffle=True)
     for batches in (list(reader), list(reader)):
         for batch in batches:
             np.testing.assert_array_equal(batch["x"], np.repeat(batch["id"][:, None], SIZE, 1))
 
 
-def test_batch_that_is_skipped_into_has_the_rows_that_are_left(path: Path):
+def test_batch_that_is_skipped_into_has_the_rows_that_are_left(path):
     record = path.stat().st_size // 40
     data = bytearray(path.read_bytes())
     data[record * 4 + 100] ^= 1

@@ -199,7 +199,18 @@ def resume_all(states: dict[str, Any], count: int) -> dict[str, Any]:
     return resumed
 
 
-def resume_all_in_a_new_process(states: dict[str, Any], count: int) -> dict[str, Any]:
+@pytest.mark.slow
+@every_count
+@pytest.mark.filterwarnings("default:::tensorflow_datasets")
+def test_state_restored_in_a_new_process_continues_with_the_next_sample(count):
+    states, expected = {}, {}
+    for case in CASES:
+        if is_cheap(case):
+            with case.make(Shard(count - 1, count))() as iterator:
+                next(iterator)
+                states[case.name] = iterator.get_state()
+                rest = read(iterator)
+                expected[case.name] = rest if case.is_ordered else sorted(rest)
     script = (
         "import json, sys; from tests.readers.test_contract import resume_all; "
         f"print(json.dumps(resume_all(json.load(sys.stdin), {count})))"
@@ -214,22 +225,7 @@ def resume_all_in_a_new_process(states: dict[str, Any], count: int) -> dict[str,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-@every_count
-@pytest.mark.filterwarnings("default:::tensorflow_datasets")
-def test_state_restored_in_a_new_process_continues_with_the_next_sample(count):
-    states, expected = {}, {}
-    for case in CASES:
-        if is_cheap(case):
-            with case.make(Shard(count - 1, count))() as iterator:
-                next(iterator)
-                states[case.name] = iterator.get_state()
-                rest = read(iterator)
-                expected[case.name] = rest if case.is_ordered else sorted(rest)
-    assert resume_all_in_a_new_process(states, count) == expected
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
 @every_case

@@ -250,14 +250,6 @@ def test_cache_reads_its_source_once():
     assert len(passes) == 2
 
 
-def test_cache_goes_back_within_what_it_has_read():
-    iterator = readers.cache([0, 1, 2, 3])()
-    state = iterator.get_state()
-    assert [next(iterator), next(iterator), next(iterator)] == [0, 1, 2]
-    iterator.set_state(state)
-    assert list(iterator) == [0, 1, 2, 3]
-
-
 def test_chain_opens_a_reader_when_its_turn_comes():
     opened = []
 

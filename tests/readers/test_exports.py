@@ -23,7 +23,7 @@ def test_names_loaded_on_first_use_are_those_a_type_checker_sees():
 
 
 @pytest.mark.parametrize("name", sorted(readers._MODULE_OF))
-def test_name_loads_and_is_listed(name: str):
+def test_name_loads_and_is_listed(name):
     value = getattr(readers, name)
     assert name in dir(readers)
     assert vars(readers)[name] is value

@@ -61,21 +61,11 @@ def test_what_reads_itself_as_numpy_is_read_that_way():
     assert next(readers.of(Dataset())()).tolist() == [0, 1]
 
 
-def test_position_of_a_plain_source_is_counted_and_resuming_warns():
-    iterator = readers.of([10, 20, 30])()
-    next(iterator)
-    state = iterator.get_state()
-    fresh = readers.of([10, 20, 30])()
-    with pytest.warns(UserWarning, match="reading and dropping 1 items"):
-        fresh.set_state(state)
-    assert list(fresh) == [20, 30]
-
-
 def test_source_that_became_shorter_is_reported_when_resuming():
     fresh = readers.of([10])()
     state = {"kind": "foreign", "epoch": 0, "position": 3}
     with (
-        pytest.warns(UserWarning, match="cannot restore"),
+        pytest.warns(UserWarning, match="cannot restore .*reading and dropping 3 items"),
         pytest.raises(ValueError, match="got 1 items, expected at least the 3 of the saved"),
     ):
         fresh.set_state(state)

@@ -25,10 +25,10 @@ def test_order_of_a_seed_is_pinned():
     ]
 
 
-def test_state_that_is_refused_moves_nothing():
-    iterator = readers.arrays({"image": IMAGES}, 4, shuffle=True).iterate(0)
+def test_state_of_another_seed_is_refused_and_moves_nothing():
+    iterator = readers.arrays({"image": IMAGES}, 4, shuffle=True, seed=2).iterate(0)
     start = iterator.get_state()
-    with pytest.raises(readers.ReaderStateError):
+    with pytest.raises(readers.ReaderStateError, match=r"'seed': 9, .*, expected one of .*: 2, "):
         iterator.set_state({**start, "epoch": 5, "seed": 9})
     assert iterator.get_state() == start
 
@@ -148,10 +148,3 @@ def test_masked_values_are_refused_wherever_their_mask_would_be_lost(read):
 def test_masked_array_in_which_nothing_is_masked_is_an_array():
     (batch,) = readers.arrays({"x": np.ma.masked_array([1.0, 2.0])}, 2)
     assert type(batch["x"]) is np.ndarray
-
-
-def test_state_of_other_data_or_another_seed_is_refused():
-    state = readers.arrays((np.arange(6),), 2, shuffle=True, seed=1)().get_state()
-    iterator = readers.arrays((np.arange(6),), 2, shuffle=True, seed=2)()
-    with pytest.raises(readers.ReaderStateError, match=r"'seed': 1, .*, expected one of .*: 2, "):
-        iterator.set_state(state)

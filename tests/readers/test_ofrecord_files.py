@@ -40,12 +40,12 @@ def write_parts(folder: Path, names: list[str], num_records: int = 3) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Eight parts of three records, with names without zeros in front."""
     return write_parts(tmp_path, [f"part-{number}" for number in range(8)])
 
 
-def test_oneflow_seeds_pipeline_gives_tuples_in_blob_order(folder: Path):
+def test_oneflow_seeds_pipeline_gives_tuples_in_blob_order(folder):
     reader = ofrecord(folder, (LABEL, IMAGE), batch_size=12, data_part_num=8)
     (labels, images), (more_labels, _) = reader
     assert labels.tolist() + more_labels.tolist() == list(range(24))
@@ -54,21 +54,21 @@ def test_oneflow_seeds_pipeline_gives_tuples_in_blob_order(folder: Path):
     np.testing.assert_array_equal(images[3, 2, 1], expected)
 
 
-def test_parts_are_in_the_order_of_their_numbers(tmp_path: Path):
+def test_parts_are_in_the_order_of_their_numbers(tmp_path):
     write_parts(tmp_path, [f"part-{number}" for number in range(12)])
     names = [Path(path).name for path in find_parts(tmp_path)]
     assert names == [f"part-{number}" for number in range(12)]
     assert len(find_parts(tmp_path, 3)) == 3
 
 
-def test_suffix_length_and_prefix_are_honoured(tmp_path: Path):
+def test_suffix_length_and_prefix_are_honoured(tmp_path):
     write_parts(tmp_path, ["data-00000", "data-00001", "part-0", "part-0.crc", "_SUCCESS"])
     names = [Path(path).name for path in find_parts(tmp_path, prefix="data-", suffix_length=5)]
     assert names == ["data-00000", "data-00001"]
     assert [Path(path).name for path in find_parts(tmp_path)] == ["part-0"]
 
 
-def test_missing_part_is_named_and_what_is_there_is_shown(tmp_path: Path):
+def test_missing_part_is_named_and_what_is_there_is_shown(tmp_path):
     write_parts(tmp_path, ["part-00000", "part-00001", "part-00003"])
     with pytest.raises(FileNotFoundError, match=r"part-00001, .* expected part-0, part-1, part-2"):
         find_parts(tmp_path)
@@ -80,7 +80,7 @@ def test_missing_part_is_named_and_what_is_there_is_shown(tmp_path: Path):
         find_parts(tmp_path, 11, suffix_length=1)
 
 
-def test_random_preprocessors_repeat_on_resume(tmp_path: Path):
+def test_random_preprocessors_repeat_on_resume(tmp_path):
     image = np.zeros((4, 4, 3), np.uint8)
     image[:, 0] = 255
     with RecordWriter(tmp_path / "part-0", framing=OFRECORD) as writer:
@@ -100,7 +100,7 @@ def test_random_preprocessors_repeat_on_resume(tmp_path: Path):
     assert 0 < mirrored < 32
 
 
-def test_truncated_part_is_an_error_with_file_and_byte_offset(folder: Path):
+def test_truncated_part_is_an_error_with_file_and_byte_offset(folder):
     path = folder / "part-5"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
@@ -112,7 +112,7 @@ def test_truncated_part_is_an_error_with_file_and_byte_offset(folder: Path):
     assert iterator.num_skipped == 1
 
 
-def test_blob_that_does_not_fit_is_an_error_with_its_record(folder: Path):
+def test_blob_that_does_not_fit_is_an_error_with_its_record(folder):
     wide = BlobConf("class/label", shape=(2,), dtype="int32", codec=RawCodec())
     expected = r"part-0', record 0 at byte 0: blob 'class/label' got 1 values, expected 2"
     with pytest.raises(RecordError, match=expected):

@@ -102,10 +102,6 @@ def test_misspelt_option_is_refused_with_the_nearest(name):
         getattr(readers, name)("", None, shufle=True)
 
 
-def tag(sample):
-    return {**sample, "process": os.getpid()}
-
-
 def add_draw(sample, random):
     return {**sample, "draw": random.random()}
 

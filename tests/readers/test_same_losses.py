@@ -37,7 +37,7 @@ def losses(reader: Any, **options: Any) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[float]:
+def expected():
     found = losses(readers.arrays(columns(), BATCH_SIZE))
     assert len(found) == len(set(found)) == 2 * -(-NUM_SAMPLES // BATCH_SIZE)
     return found

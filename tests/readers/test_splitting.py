@@ -114,49 +114,33 @@ def test_parts_of_record_files_and_of_worker_processes(tmp_path):
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "text"),
-    [
-        (lambda: readers.split(in_memory(), [0.8, 0.1]), ValueError, "expected numbers above 0 w"),
-        (lambda: readers.split(in_memory(), [1.5, -0.5]), ValueError, "expected numbers above 0"),
-        (lambda: readers.split(in_memory(), [0.5, np.nan]), ValueError, "expected numbers above 0"),
-        (lambda: readers.split(in_memory(), [0.999, 0.001]), ValueError, "at least one in each"),
-        (lambda: readers.folds(in_memory(), 1), ValueError, r"folds\(k\) got 1, expected an int"),
-        (
-            lambda: readers.folds(in_memory(), 101),
-            ValueError,
-            "got 100 samples for 101 parts, 1 of",
-        ),
-        (
-            lambda: readers.split(in_memory(), [0.5, 0.5], by="lable"),
-            ValueError,
-            "by='lable', expected one of 'x', 'label', .* Did you mean 'label'",
-        ),
-        (
-            lambda: readers.split(from_source(), [0.5, 0.5], by="lable"),
-            ValueError,
-            "by='lable', expected one of 'x', 'label', .* Did you mean 'label'",
-        ),
-        (
-            lambda: readers.split(in_memory(), [0.5, 0.5], by=LABELS[:3]),
-            ValueError,
-            r"by= of shape \[3, 1\], expected one value for each of 100 samples",
-        ),
-        (
-            lambda: readers.split(in_memory(), [0.5, 0.5], by=1),  # a field of tuples has no name
-            ValueError,
-            "expected one value for each of 100 samples",
-        ),
-        (
-            lambda: readers.split(readers.batch(lambda: iter([1]), 1), [1.0]),
-            TypeError,
-            "expected a reader of arrays, indexed",
-        ),
-    ],
-)
-def test_what_makes_no_parts_is_refused(call, kind, text):
-    with pytest.raises(kind, match=text):
+HALVES = [0.5, 0.5]
+SHARES = "expected numbers above 0"
+LABLE = "by='lable', expected one of 'x', 'label', .* Did you mean 'label'"
+VALUES = "expected one value for each of 100 samples"
+REFUSED = [
+    (f"{SHARES} w", lambda: readers.split(in_memory(), [0.8, 0.1])),
+    (SHARES, lambda: readers.split(in_memory(), [1.5, -0.5])),
+    (SHARES, lambda: readers.split(in_memory(), [0.5, np.nan])),
+    ("at least one in each", lambda: readers.split(in_memory(), [0.999, 0.001])),
+    (r"folds\(k\) got 1, expected an int", lambda: readers.folds(in_memory(), 1)),
+    ("got 100 samples for 101 parts, 1 of", lambda: readers.folds(in_memory(), 101)),
+    (LABLE, lambda: readers.split(in_memory(), HALVES, by="lable")),
+    (LABLE, lambda: readers.split(from_source(), HALVES, by="lable")),
+    (rf"shape \[3, 1\], {VALUES}", lambda: readers.split(in_memory(), HALVES, by=LABELS[:3])),
+    (VALUES, lambda: readers.split(in_memory(), HALVES, by=1)),  # a field of tuples has no name
+]
+
+
+@pytest.mark.parametrize(("text", "call"), REFUSED)
+def test_what_makes_no_parts_is_refused(text, call):
+    with pytest.raises(ValueError, match=text):
         call()
+
+
+def test_reader_that_has_no_numbers_for_its_samples_is_refused():
+    with pytest.raises(TypeError, match="expected a reader of arrays, indexed"):
+        readers.split(readers.batch(lambda: iter([1]), 1), [1.0])
 
 
 def test_labels_of_an_image_folder_are_known_without_decoding(tmp_path):

@@ -1,13 +1,12 @@
 """The text sets of Fluid's book, from archives as they were published, with Fluid's ids."""
 
-import tarfile
-
 import pytest
 
 from penstock import readers
 from penstock.readers import DatasetNotFoundError
 from tests.readers.archives.damage import write_original
-from tests.readers.published import add, whole
+from tests.readers.convert.originals import write_tar
+from tests.readers.published import whole
 
 
 @pytest.fixture(autouse=True)
@@ -15,11 +14,18 @@ def no_files_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path / "data"))
 
 
+def write_imdb(folder, reviews):
+    members = {f"aclImdb/{name}": content for name, content in reviews.items()}
+    write_tar(folder / "aclImdb_v1.tar.gz", members)
+
+
 def test_imdb_has_fluids_dictionary_and_labels(tmp_path):
-    with tarfile.open(tmp_path / "aclImdb_v1.tar.gz", "w:gz") as archive:
-        add(archive, "aclImdb/train/pos/0_9.txt", b"Good, " * 200)
-        add(archive, "aclImdb/train/neg/0_1.txt", b"bad film! " * 160)
-        add(archive, "aclImdb/test/neg/0_1.txt", b"bad rare")
+    reviews = {
+        "train/pos/0_9.txt": b"Good, " * 200,
+        "train/neg/0_1.txt": b"bad film! " * 160,
+        "test/neg/0_1.txt": b"bad rare",
+    }
+    write_imdb(tmp_path, reviews)
     train = whole("imdb", dataset_dir=tmp_path, max_length=4)
     rows = {
         label: (words.tolist(), length)
@@ -38,13 +44,15 @@ def test_imdb_words_are_bytes_as_fluids_are(tmp_path):
     # Worked out by hand from Fluid's `tokenize` and `build_dict`: ASCII alone is punctuation, case
     # and white space. As text, É would be é, and the no-break space would divide x and y.
     review = "Don't, <br />CAFÉ x\u00a0y \u2019\n".encode()
-    with tarfile.open(tmp_path / "aclImdb_v1.tar.gz", "w:gz") as archive:
-        add(archive, "aclImdb/train/neg/1_1.txt", b"\xff b \x85\x1c")  # no UTF-8
-        add(archive, "aclImdb/train/pos/2_9.txt", review * 151)
-        add(archive, "aclImdb/train/pos/1_9.txt", b"b b" + b" b a" * 150)
-        add(archive, "aclImdb/train/unsup/1_0.txt", b"a " * 500)
-        add(archive, "aclImdb/test/pos/1_9.txt", b"\xff\t" * 150)
-        add(archive, "aclImdb/urls_pos.txt", b"a " * 500)
+    reviews = {
+        "train/neg/1_1.txt": b"\xff b \x85\x1c",  # no UTF-8
+        "train/pos/2_9.txt": review * 151,
+        "train/pos/1_9.txt": b"b b" + b" b a" * 150,
+        "train/unsup/1_0.txt": b"a " * 500,
+        "test/pos/1_9.txt": b"\xff\t" * 150,
+        "urls_pos.txt": b"a " * 500,
+    }
+    write_imdb(tmp_path, reviews)
     batch = whole("imdb", dataset_dir=tmp_path, max_length=6)
     # b 153; then 151 times each, by their bytes: br caf\xc3\x89 dont x\xc2\xa0y \xe2\x80\x99 \xff;
     # a is seen 150 times: not more, so <unk>, as is \x85\x1c.

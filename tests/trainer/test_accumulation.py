@@ -43,15 +43,8 @@ def run(parts, *, place=ONE, batch=32, num=96, function=program, **options):
 
 
 @pytest.mark.quick("full-4")
-@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize(
-    "num",
-    [
-        pytest.param(96, id="full"),
-        pytest.param(90, id="short", marks=pytest.mark.slow),
-        pytest.param(67, id="fewer than parts"),
-    ],
-)
+@pytest.mark.parametrize("num_devices", [1, 4])
+@pytest.mark.parametrize("num", [96, 90, 67], ids=["full", "short", "fewer than parts"])
 def test_parts_give_the_step_of_the_whole_batch(num_devices, num):
     place = jax.devices()[:num_devices]
     optimizer = optax.sgd(0.1, momentum=0.9)

@@ -19,18 +19,16 @@ class World:
         self.now, self._reader_secs, self._step_secs = 0.0, reader_secs, step_secs
         self._idle = list(idle)
         self.waiting = DataWait(self.is_idle, Interrupts(), clock=lambda: self.now)
-        self.num_samples = 0
 
     def is_idle(self):
-        self.num_samples += 1
         answer = self._idle.pop(0)
         self._idle.append(answer)
         return answer
 
-    def run(self, num_launches, first_reader_secs=0.0):
+    def run(self, num_launches):
         def launches():
             for number in range(num_launches):
-                self.now += self._reader_secs + (first_reader_secs if number == 0 else 0.0)
+                self.now += self._reader_secs
                 yield number
 
         seen = []

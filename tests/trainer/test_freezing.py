@@ -129,10 +129,8 @@ def trainable(trainer):
     return {row.name for row in trainer.builder.parameter_table() if row.is_trainable}
 
 
-@pytest.mark.parametrize(
-    "num_devices",
-    [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 8],
-)
+@pytest.mark.quick("8")
+@pytest.mark.parametrize("num_devices", [1, 3, 8])
 def test_unfreezing_keeps_every_bit_and_begins_the_moments_of_what_becomes_trainable(num_devices):
     place = jax.devices()[:num_devices]
     trainer = ps.Trainer(program, parted(), place=place, freeze="backbone")
@@ -166,18 +164,12 @@ def test_freezing_adds_and_unfreezing_takes_away_by_name_and_glob():
     assert len(trainable(trainer)) == 6
 
 
-def test_freezing_what_is_not_there_or_all_changes_nothing():
+def test_freezing_what_is_not_there_or_all_or_while_training_changes_nothing():
     trainer = ps.Trainer(program, optax.adam(0.01), place=ONE)
     with pytest.raises(UnknownNameError, match=r"trainer\.unfreeze got 'haed'.*Did you mean"):
         trainer.unfreeze("haed")
     with pytest.raises(ProgramError, match="got nothing to train"):
         trainer.freeze("*")
-    trainer.train(READER)
-    assert len(trainable(trainer)) == 6
-
-
-def test_freezing_while_training_says_when_it_can_be_done():
-    trainer = ps.Trainer(program, optax.adam(0.01), place=ONE)
     with pytest.raises(RuntimeError) as caught:
         trainer.train(READER, lambda _: trainer.freeze("backbone"))
     assert str(caught.value) == (
@@ -185,6 +177,8 @@ def test_freezing_while_training_says_when_it_can_be_done():
         "trains is compiled. End the run with trainer.stop(), and call it before the next "
         "trainer.train(...)."
     )
+    trainer.train(READER)
+    assert len(trainable(trainer)) == 6
 
 
 @pytest.mark.slow

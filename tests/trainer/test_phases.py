@@ -232,11 +232,7 @@ def check_and_resume(run: Run, recorder: Recorder, expected: Any) -> None:
             run.trainer.train(data_reader())
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
-    ids=lambda number: number.name,
-)
+@SIGNALS
 @pytest.mark.quick("at EndStep 1 2-SIGTERM")
 @pytest.mark.parametrize("phase", PHASES)
 def test_signal_ends_training_after_the_step_saves_and_a_new_trainer_goes_on(

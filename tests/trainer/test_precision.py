@@ -34,15 +34,10 @@ def test_products_are_in_the_precision_and_the_state_is_float32(precision):
     short = SIZED[precision]
     assert products
     assert all((f"x{short}>" in line) == (short is not None) for line in products)
-    for name, value in trainer.parameters.items():
-        assert value.dtype == np.float32, name
+    state = trainer._engine.state
+    leaves = jax.tree.leaves((state.variables, state.opt_state))
+    assert {str(leaf.dtype) for leaf in leaves} == {"float32", "int32"}
     assert trainer.test(READER) < 60
-
-
-def test_auto_is_float32_on_cpu():
-    trainer = ps.Trainer(program, optax.adam(0.01), place=ONE)
-    assert trainer.builder.programs.options.precision == ps.Precision("float32")
-    assert trainer.describe()["configuration"]["precision"] == "float32"
 
 
 class Device:
@@ -67,7 +62,7 @@ def test_auto_is_bfloat16_where_the_accelerator_has_it(device, expected):
     class OneDevice:
         devices = np.array([device])
 
-    assert ps.Precision("auto").on(OneDevice()).compute == expected  # pyright: ignore
+    assert ps.Precision("auto").on(OneDevice()).compute == expected
 
 
 def overflowing():

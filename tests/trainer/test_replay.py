@@ -40,6 +40,8 @@ from tests.trainer.poisoned import (
     sound,
 )
 
+FROM = pytest.mark.parametrize("is_saved", [False, True], ids=["initial values", "checkpoint"])
+
 
 def line_of(function, text):
     """Return the number of the line of a function that contains a text."""
@@ -75,13 +77,8 @@ def train_to_the_end(trainer, reader, *, num_epochs=1):
         trainer.train(reader, num_epochs=num_epochs)
 
 
-@pytest.mark.parametrize(
-    "is_saved",
-    [
-        pytest.param(False, id="initial values", marks=pytest.mark.slow),
-        pytest.param(True, id="checkpoint"),
-    ],
-)
+@pytest.mark.quick("checkpoint")
+@FROM
 @PLACES_AND_CALLS
 def test_replay_names_the_step_and_the_line_of_the_program_function(
     place, steps_per_call, is_saved, tmp_path
@@ -171,13 +168,7 @@ def test_replay_in_a_new_trainer_goes_from_the_newest_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "is_saved",
-    [
-        pytest.param(False, id="initial values"),
-        pytest.param(True, id="checkpoint"),
-    ],
-)
+@FROM
 def test_replay_reads_a_shuffled_reader_in_the_order_of_the_run(is_saved, tmp_path):
     data = {name: np.tile(value, (6, 1)) for name, value in sound().items()}
     data["bend"][17] = -1

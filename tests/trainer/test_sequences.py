@@ -105,21 +105,6 @@ def test_replay_names_the_sequences_that_are_not_finite():
         trainer.replay([{"frames": good}, {"frames": bad}])
 
 
-def test_inferencer_gives_each_example_its_own_length(tmp_path):
-    def score():
-        words = layers.data("words", [1], "int32", lod_level=1, buckets=BUCKETS)
-        return layers.fc(layers.embedding(words, [11, 4]), 3, act="softmax")
-
-    trainer = train(make_reader(make_samples(9)), num_epochs=1)
-    trainer.save_params(tmp_path / "parameters")
-    inferencer = ps.Inferencer(score, tmp_path / "parameters", place=one_device())
-    words = [[1, 2, 3], [], [4], list(range(11))]
-    scores = inferencer.infer({"words": words})
-    assert [each.shape for each in scores] == [(3, 3), (0, 3), (1, 3), (11, 3)]
-    for row, expected in zip(words, scores, strict=True):
-        np.testing.assert_allclose(inferencer.infer({"words": [row]})[0], expected, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_two_processes_with_words_of_unequal_length_train_as_one():
     found = [each["result"] for each in run_group(2, 1, "tests.two_processes", "sequences")]

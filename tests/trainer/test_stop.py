@@ -14,6 +14,7 @@ from penstock.trainer._in_flight import CHECK_EVERY, MAX_STEPS_IN_FLIGHT
 from tests.networks import (
     PLACES,
     PLACES_AND_CALLS,
+    STEPS_PER_CALL,
     Recorder,
     linear_data,
     linear_program,
@@ -21,9 +22,6 @@ from tests.networks import (
 )
 from tests.trainer.poisoned import batches, bent, infinite, program, rooted, sound
 
-STEPS_PER_CALL = pytest.mark.parametrize(
-    "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 4]
-)
 ADVICE = (
     "Look for an id or a label out of range (they give nan), the log of zero or a division by "
     "zero; else lower the learning rate, or clip gradients (optax.clip_by_global_norm). "

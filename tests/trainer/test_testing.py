@@ -20,8 +20,11 @@ DATA = {"x": X, "label": (X.sum(1, keepdims=True) + RNG.normal(size=(NUM_EXAMPLE
 DATA["label"] = DATA["label"].astype(np.int32)
 
 
-def test_with(metrics, batch_size):
-    """Test a program of a loss and metrics of probabilities and labels; return the means."""
+def make_test(metrics):
+    """Return a function of a batch size that tests a loss and metrics, and returns their means.
+
+    The metrics are functions of probabilities and labels.
+    """
 
     def program():
         label = layers.data("label", shape=[1], dtype="int32")
@@ -29,10 +32,8 @@ def test_with(metrics, batch_size):
         loss = layers.mean(layers.cross_entropy(probabilities, label))
         return {"loss": loss} | {key: of(probabilities, label) for key, of in metrics.items()}
 
-    return ps.Trainer(program, place="cpu").test(readers.arrays(DATA, batch_size=batch_size))
-
-
-test_with.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]
+    trainer = ps.Trainer(program, place="cpu")
+    return lambda batch_size: trainer.test(readers.arrays(DATA, batch_size=batch_size))
 
 
 def f1(probabilities, label):
@@ -77,12 +78,10 @@ MEANS = {
 
 
 def test_means_are_the_same_for_every_batch_size_without_a_line(caplog):
-    expected = test_with(MEANS, NUM_EXAMPLES)
-    for batch_size in (1, 7, 64):
-        found = test_with(MEANS, batch_size)
-        np.testing.assert_allclose(
-            jax.tree.leaves(found), jax.tree.leaves(expected), rtol=1e-6, err_msg=str(batch_size)
-        )
+    test = make_test(MEANS)
+    found = {size: jax.tree.leaves(test(size)) for size in (NUM_EXAMPLES, 1, 7, 64)}
+    for size, means in found.items():
+        np.testing.assert_allclose(means, found[NUM_EXAMPLES], rtol=1e-6, err_msg=str(size))
     assert "which is no mean over examples" not in caplog.text
 
 
@@ -100,7 +99,7 @@ NO_MEANS = {
 
 
 def test_scalar_that_is_no_mean_is_named_once_with_a_metric_that_fits_and_the_loss_is_not(caplog):
-    test_with({key: metric for key, (metric, _) in NO_MEANS.items()}, 64)
+    make_test({key: metric for key, (metric, _) in NO_MEANS.items()})(64)
     lines = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
     for line, (key, (_, advice)) in zip(lines, NO_MEANS.items(), strict=True):
         assert f"has returned value {key!r}, which is no mean over examples" in line
@@ -108,7 +107,7 @@ def test_scalar_that_is_no_mean_is_named_once_with_a_metric_that_fits_and_the_lo
 
 
 def test_line_about_a_loss_guesses_no_metric(caplog):
-    test_with({"loss": largest}, 64)
+    make_test({"loss": largest})(64)
     (line,) = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
     assert "Return a penstock.metrics.Metric: its sums are exact." in line
 
@@ -117,7 +116,7 @@ def test_line_about_a_scalar_of_random_numbers_says_that_these_may_be_the_reason
     def noise(probabilities, label):
         return jnp.mean(probabilities[:, 1] + jax.random.normal(layers.random_key(), [len(label)]))
 
-    test_with({"noise": noise}, 64)
+    make_test({"noise": noise})(64)
     (line,) = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
     assert line.endswith(
         "If only its random numbers differ, which each half draws anew, leave it as it is."

@@ -16,6 +16,7 @@ from penstock.readers import convert
 from penstock.readers.records import RecordError
 from tests.readers.archives.damage import Case, make_case, write_files
 from tests.readers.archives.original_sets import ORIGINALS, Original
+from tests.readers.convert.originals import convert_unchecked
 from tests.readers.records.mutated_files import peak_bytes
 
 OURS = (readers.ArchiveError, readers.DatasetNotFoundError, RecordError, convert.ConversionError)
@@ -47,15 +48,8 @@ def read(original: Original, folder: Path) -> dict[str, np.ndarray]:
 
 
 def _convert(original: Original, folder: Path) -> bytes:
-    if original.name == "mnist":
-        sources = {name: s.at_mirror(None, is_checked=False) for name, s in convert.MNIST.items()}
-        made = convert.convert_mnist(folder, sources=sources)
-    elif original.name == "cifar10":
-        source = convert.CIFAR10.at_mirror(None, is_checked=False)
-        made = convert.convert_cifar10(folder, source=source)
-    else:
-        source = convert.FLOWERS.at_mirror(None, is_checked=False)
-        made = convert.convert_flowers(folder, source=source, num_validation=1)
+    options = {"num_validation": 1} if original.name == "flowers" else {}
+    made = convert_unchecked(original.name, folder, **options)
     return hashlib.sha256(b"".join(path.read_bytes() for path in made)).digest()
 
 

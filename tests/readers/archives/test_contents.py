@@ -2,7 +2,6 @@
 
 import gzip
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from tests.readers.convert.originals import idx_bytes
     ],
 )
 def test_content_of_a_set_that_cannot_be_is_refused_with_its_place(
-    tmp_path: Path, name: str, member: str, old: bytes, new: bytes, expected: str
+    tmp_path, name, member, old, new, expected
 ):
     original = next(each for each in ORIGINALS if each.name == name)
     (file,) = original.files
@@ -51,7 +50,7 @@ def test_content_of_a_set_that_cannot_be_is_refused_with_its_place(
     assert str(caught.value).endswith(f"Delete '{tmp_path / file.name}' and get it again.")
 
 
-def test_verb_or_label_without_an_id_is_named(tmp_path: Path):
+def test_verb_or_label_without_an_id_is_named(tmp_path):
     write_original("conll05", tmp_path)
     (tmp_path / "verbDict.txt").write_text("go\n")
     with pytest.raises(
@@ -73,9 +72,7 @@ def test_verb_or_label_without_an_id_is_named(tmp_path: Path):
         (np.zeros((0, 28, 28)), np.zeros(0), r"images-idx3-ubyte.gz' got shape \[0, 28, 28\]"),
     ],
 )
-def test_images_and_labels_that_do_not_fit_are_refused(
-    tmp_path: Path, images: np.ndarray, labels: np.ndarray, expected: str
-):
+def test_images_and_labels_that_do_not_fit_are_refused(tmp_path, images, labels, expected):
     for name, array in (("images-idx3", images), ("labels-idx1", labels)):
         packed = gzip.compress(idx_bytes(array.astype(np.uint8)))
         (tmp_path / f"train-{name}-ubyte.gz").write_bytes(packed)

@@ -12,7 +12,7 @@ import pytest
 from penstock.readers import ArchiveError
 from penstock.readers._archives import Limits, read_by_name, read_files, unpack
 from penstock.readers._errors import UnsafeArchiveError
-from tests.readers.convert.originals import write_tar
+from tests.readers.convert.originals import plain_tar, write_tar
 
 LIMITS = Limits(file_bytes=1 << 20, total_bytes=1 << 24, num_entries=50)
 
@@ -28,7 +28,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
     return info
 
 
-def test_files_are_unpacked_below_the_folder_without_their_modes(tmp_path: Path):
+def test_files_are_unpacked_below_the_folder_without_their_modes(tmp_path):
     archive = tmp_path / "a.tar"
     with tarfile.open(archive, "w") as tar:
         tar.addfile(member("photos", tarfile.DIRTYPE))
@@ -57,9 +57,7 @@ def test_files_are_unpacked_below_the_folder_without_their_modes(tmp_path: Path)
     ],
     ids=lambda info: f"{info.name}-{info.type.decode()}",
 )
-def test_member_that_would_escape_is_refused_before_anything_is_written(
-    bad: tarfile.TarInfo, tmp_path: Path
-):
+def test_member_that_would_escape_is_refused_before_anything_is_written(bad, tmp_path):
     archive = tmp_path / "a.tar"
     with tarfile.open(archive, "w") as tar:
         tar.addfile(member("good"))
@@ -69,7 +67,7 @@ def test_member_that_would_escape_is_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
 
-def test_archive_that_would_fill_the_disk_is_refused(tmp_path: Path):
+def test_archive_that_would_fill_the_disk_is_refused(tmp_path):
     archive = write_tar(tmp_path / "a.tar.gz", {"zeros": bytes(100_000)})
     few = Limits(file_bytes=999, total_bytes=5000)
     with pytest.raises(ArchiveError, match="got more than 5000 bytes unpacked, expected at most"):
@@ -77,7 +75,7 @@ def test_archive_that_would_fill_the_disk_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [0, 20, 100, 2000])
-def test_truncated_archive_is_an_error(size: int, tmp_path: Path):
+def test_truncated_archive_is_an_error(size, tmp_path):
     archive = write_tar(tmp_path / "a.tar.gz", {"noise": bytes(range(256)) * 400})
     data = archive.read_bytes()
     archive.write_bytes(data[: min(size, len(data) - 30)])
@@ -85,19 +83,9 @@ def test_truncated_archive_is_an_error(size: int, tmp_path: Path):
         unpack(archive, tmp_path / "out", LIMITS)
 
 
-def plain_tar(members: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_every_form_of_tar_gives_its_files(tmp_path: Path, form: int, pack):
+def test_every_form_of_tar_gives_its_files(tmp_path, form, pack):
     long = "/".join(["folder" * 8] * 4) + "/a.txt" if form != tarfile.USTAR_FORMAT else "b.txt"
     members = {"./größe.txt": b"x" * 700, long: b"", "c": bytes(512)}
     (tmp_path / "a.tar").write_bytes(pack(plain_tar(members, form)))
@@ -105,7 +93,7 @@ def test_every_form_of_tar_gives_its_files(tmp_path: Path, form: int, pack):
     assert read(tmp_path / "a.tar") == expected
 
 
-def test_zip_and_folder_give_their_files(tmp_path: Path):
+def test_zip_and_folder_give_their_files(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("m/b.txt", b"x" * 700)
         archive.writestr("m/a.txt", b"")
@@ -117,7 +105,7 @@ def test_zip_and_folder_give_their_files(tmp_path: Path):
     assert list(read(tmp_path / "m")) == sorted(expected)
 
 
-def test_damaged_header_in_the_middle_is_not_the_end(tmp_path: Path):
+def test_damaged_header_in_the_middle_is_not_the_end(tmp_path):
     whole = plain_tar({"a": b"1", "b": b"2", "c": b"3"})
     for damaged, got in [
         (whole[:1024] + b"?" + whole[1025:], "ReadError: bad checksum in the middle"),
@@ -132,7 +120,7 @@ def test_damaged_header_in_the_middle_is_not_the_end(tmp_path: Path):
             read(tmp_path / "a.tgz")
 
 
-def test_checksum_behind_the_last_file_is_looked_at(tmp_path: Path):
+def test_checksum_behind_the_last_file_is_looked_at(tmp_path):
     packed = bytearray(gzip.compress(plain_tar({"a": b"1"})))
     packed[-8] ^= 1
     (tmp_path / "a.tgz").write_bytes(packed)
@@ -140,7 +128,7 @@ def test_checksum_behind_the_last_file_is_looked_at(tmp_path: Path):
         read(tmp_path / "a.tgz")
 
 
-def test_file_that_claims_more_than_it_may_is_refused_by_its_header(tmp_path: Path):
+def test_file_that_claims_more_than_it_may_is_refused_by_its_header(tmp_path):
     (tmp_path / "a.tar").write_bytes(plain_tar({"a": bytes(2 << 20)}))
     with pytest.raises(
         ArchiveError, match=r"a.tar': a got 2097152 bytes, expected at most"
@@ -149,7 +137,7 @@ def test_file_that_claims_more_than_it_may_is_refused_by_its_header(tmp_path: Pa
     assert (caught.value.path, caught.value.member) == (str(tmp_path / "a.tar"), "a")
 
 
-def test_name_or_header_of_a_megabyte_is_refused(tmp_path: Path):
+def test_name_or_header_of_a_megabyte_is_refused(tmp_path):
     named, described = member("a" * (1 << 20)), member("a")
     described.pax_headers = {"comment": "a" * (1 << 20)}
     for header in (named.tobuf(tarfile.GNU_FORMAT), described.tobuf(tarfile.PAX_FORMAT)):
@@ -158,7 +146,7 @@ def test_name_or_header_of_a_megabyte_is_refused(tmp_path: Path):
             read(tmp_path / "a.tar")
 
 
-def test_size_below_zero_is_no_empty_file(tmp_path: Path):
+def test_size_below_zero_is_no_empty_file(tmp_path):
     info = member("a")
     info.size = -1
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
@@ -166,7 +154,7 @@ def test_size_below_zero_is_no_empty_file(tmp_path: Path):
         read(tmp_path / "a.tar")
 
 
-def test_zip_whose_header_understates_a_file_is_refused_without_unpacking_it(tmp_path: Path):
+def test_zip_whose_header_understates_a_file_is_refused_without_unpacking_it(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", bytes(1 << 20))
         archive.getinfo("a").file_size = 10
@@ -175,20 +163,20 @@ def test_zip_whose_header_understates_a_file_is_refused_without_unpacking_it(tmp
 
 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_zip_packed_otherwise_is_refused(tmp_path: Path, packing: int):
+def test_zip_packed_otherwise_is_refused(tmp_path, packing):
     with zipfile.ZipFile(tmp_path / "a.zip", "w", packing) as archive:
         archive.writestr("a", b"x")
     with pytest.raises(ArchiveError, match=f"got the compression {packing}, expected a stored or"):
         read(tmp_path / "a.zip")
 
 
-def test_too_many_entries_are_refused(tmp_path: Path):
+def test_too_many_entries_are_refused(tmp_path):
     write_tar(tmp_path / "a.tgz", {str(number): b"" for number in range(51)})
     with pytest.raises(ArchiveError, match="got more than 50 entries"):
         read(tmp_path / "a.tgz")
 
 
-def test_wanted_file_that_is_a_link_or_there_twice_is_refused(tmp_path: Path):
+def test_wanted_file_that_is_a_link_or_there_twice_is_refused(tmp_path):
     for second, got in [
         (member("a", tarfile.SYMTYPE, "/etc/passwd"), "a link or device"),
         (member("a"), "two files of that name"),
@@ -201,7 +189,7 @@ def test_wanted_file_that_is_a_link_or_there_twice_is_refused(tmp_path: Path):
             read_by_name(tmp_path / "a.tar", ["a"], LIMITS)
 
 
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path):
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.tar")
     (tmp_path / "b.zip").symlink_to("/dev/zero")
     for name in ("a.tar", "b.zip"):
@@ -209,7 +197,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path):
             read(tmp_path / name)
 
 
-def test_name_that_no_terminal_shows_is_escaped(tmp_path: Path):
+def test_name_that_no_terminal_shows_is_escaped(tmp_path):
     (tmp_path / "a.tar").write_bytes(plain_tar({"a\udc80\n": bytes(2 << 20)}, tarfile.GNU_FORMAT))
     with pytest.raises(ArchiveError, match="expected at most") as caught:
         read(tmp_path / "a.tar")

@@ -1,13 +1,11 @@
 """20,000 damaged archives of the named sets, a slice of them in `make test`."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tests.readers.archives.damage import Case, write_files
 from tests.readers.archives.mutated_archives import check, empty, read
-from tests.readers.archives.original_sets import ORIGINALS, Original
+from tests.readers.archives.original_sets import ORIGINALS
 from tests.readers.records.mutations import in_parts, on_linux, run_in_a_child
 
 MAX_GROWTH_BYTES = 500 << 20
@@ -15,7 +13,7 @@ MAX_GROWTH_BYTES = 500 << 20
 
 @on_linux
 @in_parts(20_000, num_quick=len(ORIGINALS))
-def test_damaged_archives_are_read_right_or_refused_by_name(cases: range, tmp_path: Path):
+def test_damaged_archives_are_read_right_or_refused_by_name(cases, tmp_path):
     program = f"print(*files.run_cases({cases!r}, Path(sys.argv[1])))"
     module = "tests.readers.archives.mutated_archives"
     right, error, growth_bytes = run_in_a_child(program, module, tmp_path, "-W", "error")
@@ -25,7 +23,7 @@ def test_damaged_archives_are_read_right_or_refused_by_name(cases: range, tmp_pa
 
 
 @pytest.mark.parametrize("original", ORIGINALS, ids=lambda o: f"{o.name}-{o.split}-{o.reads}")
-def test_undamaged_archive_is_read_alike_packed_and_unpacked(original: Original, tmp_path: Path):
+def test_undamaged_archive_is_read_alike_packed_and_unpacked(original, tmp_path):
     write_files(Case(number=-1, original=original, kind="none"), tmp_path)
     whole = read(original, tmp_path)
     check(original, whole, whole)

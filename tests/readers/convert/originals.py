@@ -5,18 +5,37 @@ import io
 import struct
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
+from penstock.readers import convert
 
-def write_tar(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as archive:
+
+def plain_tar(members: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    path.write_bytes(gzip.compress(plain_tar(members)))
     return path
+
+
+def convert_unchecked(name: str, folder: Path, mirror: str | None = None, **options: Any) -> Any:
+    """Convert a set of the files in a folder, or at a mirror, whatever their checksums are."""
+    if name == "mnist":
+        sources = {k: s.at_mirror(mirror, is_checked=False) for k, s in convert.MNIST.items()}
+        return convert.convert_mnist(folder, sources=sources, **options)
+    source = {"cifar10": convert.CIFAR10, "flowers": convert.FLOWERS}[name]
+    make = {"cifar10": convert.convert_cifar10, "flowers": convert.convert_flowers}[name]
+    return make(folder, source=source.at_mirror(mirror, is_checked=False), **options)
 
 
 def write_cifar10(folder: Path, images_a_batch: int = 4) -> np.ndarray:

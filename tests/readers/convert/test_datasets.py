@@ -15,6 +15,7 @@ from penstock.readers.records import (
 )
 from penstock.readers.records.messages import parse_sequence
 from tests.readers.convert.originals import (
+    convert_unchecked,
     idx_bytes,
     jpeg,
     write_cifar10,
@@ -26,6 +27,7 @@ from tests.readers.convert.serving import serve
 from tests.readers.published import read_records
 from tests.readers.turned import check_quarters, draw_quarters, encode_turned
 
+NOWHERE = "http://127.0.0.1:9"
 SLIM_SPEC = {
     "image/encoded": FixedLenFeature((), "bytes", default_value=b""),
     "image/format": FixedLenFeature((), "bytes", default_value=b"png"),
@@ -36,7 +38,7 @@ SLIM_SPEC = {
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Path:
+def served(tmp_path):
     folder = tmp_path / "served"
     folder.mkdir()
     return folder
@@ -69,10 +71,9 @@ def names(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
 
 
-def test_cifar10_gives_slims_files_from_the_original_archive(tmp_path: Path):
+def test_cifar10_gives_slims_files_from_the_original_archive(tmp_path):
     records = write_cifar10(tmp_path)
-    source = convert.CIFAR10.at_mirror(None, is_checked=False)
-    made = convert.convert_cifar10(tmp_path, source=source)
+    made = convert_unchecked("cifar10", tmp_path)
     assert names(made) == ["cifar10_train.tfrecord", "cifar10_test.tfrecord", "labels.txt"]
     for path, batches in zip(made, (records[:5], records[5:]), strict=False):
         samples = read_slim(path)
@@ -86,14 +87,10 @@ def test_cifar10_gives_slims_files_from_the_original_archive(tmp_path: Path):
     assert convert.read_labels(tmp_path)[9] == "truck"
 
 
-def test_mnist_gives_slims_files_from_the_original_archives(served: Path, tmp_path: Path):
+def test_mnist_gives_slims_files_from_the_original_archives(served, tmp_path):
     splits = write_mnist(served)
     with serve(served) as server:
-        sources = {
-            name: source.at_mirror(server.url, is_checked=False)
-            for name, source in convert.MNIST.items()
-        }
-        made = convert.convert_mnist(tmp_path / "out", sources=sources)
+        made = convert_unchecked("mnist", tmp_path / "out", server.url)
     assert names(made) == ["mnist_train.tfrecord", "mnist_test.tfrecord", "labels.txt"]
     for path, split in zip(made, ("train", "test"), strict=False):
         images, labels = splits[split]
@@ -107,10 +104,9 @@ def test_mnist_gives_slims_files_from_the_original_archives(served: Path, tmp_pa
     assert convert.read_labels(tmp_path / "out")[6] == "size"
 
 
-def test_flowers_give_slims_shards_from_the_original_archive(tmp_path: Path):
+def test_flowers_give_slims_shards_from_the_original_archive(tmp_path):
     photos = write_flowers(tmp_path)
-    source = convert.FLOWERS.at_mirror(None, is_checked=False)
-    made = convert.convert_flowers(tmp_path, source=source, num_validation=6)
+    made = convert_unchecked("flowers", tmp_path, num_validation=6)
     assert names(made) == [
         *(f"flowers_train_{shard:05d}-of-00005.tfrecord" for shard in range(5)),
         *(f"flowers_validation_{shard:05d}-of-00005.tfrecord" for shard in range(5)),
@@ -131,39 +127,36 @@ def test_flowers_give_slims_shards_from_the_original_archive(tmp_path: Path):
     assert left == sorted([*names(made), "flower_photos.tgz"])
 
 
-def test_flowers_are_the_same_whatever_the_order_of_the_folder(tmp_path: Path):
+def test_flowers_are_the_same_whatever_the_order_of_the_folder(tmp_path):
     photos = write_flowers(tmp_path)
     made = []
     for number, order in enumerate([list(photos), list(photos)[::-1]]):
         out = tmp_path / str(number)
         out.mkdir()
         write_tar(out / "flower_photos.tgz", {name: photos[name] for name in order})
-        source = convert.RemoteFile(url="http://127.0.0.1:9/flower_photos.tgz")
-        made.append(convert.convert_flowers(out, source=source, num_validation=6))
+        made.append(convert_unchecked("flowers", out, NOWHERE, num_validation=6))
     assert [p.read_bytes() for p in made[0]] == [p.read_bytes() for p in made[1]]
 
 
-def test_files_that_are_all_there_stay_unless_forced(tmp_path: Path, caplog):
+def test_files_that_are_all_there_stay_unless_forced(tmp_path, caplog):
     write_mnist(tmp_path)
     write_flowers(tmp_path)
-    nowhere = "http://127.0.0.1:9"
-    sources = {name: s.at_mirror(nowhere, is_checked=False) for name, s in convert.MNIST.items()}
-    flowers = convert.FLOWERS.at_mirror(nowhere, is_checked=False)
 
-    def make(force: bool) -> list[list[Path]]:
+    def make(**options: bool) -> list[list[Path]]:
+        flowers = {"num_validation": 6, **options}
         return [
-            convert.convert_mnist(tmp_path, sources=sources, force=force),
-            convert.convert_flowers(tmp_path, source=flowers, num_validation=6, force=force),
+            convert_unchecked("mnist", tmp_path, NOWHERE, **options),
+            convert_unchecked("flowers", tmp_path, NOWHERE, **flowers),
         ]
 
-    made = make(force=False)
+    made = make()
     (message,) = caplog.messages
     assert message.startswith(f"'{tmp_path}/labels.txt' holds other names and is replaced.")
     caplog.clear()
     for paths in made:
         paths[0].write_bytes(b"mine")
     # One labels.txt serves a folder: it is the flowers' now, and there.
-    assert make(force=False) == made
+    assert make() == made
     assert [paths[0].read_bytes() for paths in made] == [b"mine", b"mine"]
     assert [line.split(":")[0] for line in caplog.messages] == [
         "Dataset files already exist. Exiting without re-creating them"
@@ -173,11 +166,11 @@ def test_files_that_are_all_there_stay_unless_forced(tmp_path: Path, caplog):
     assert len(caplog.messages) == 2
     assert b"mine" not in [paths[0].read_bytes() for paths in made]
     made[1][3].unlink()
-    assert convert.convert_flowers(tmp_path, source=flowers, num_validation=6) == made[1]
+    assert make()[1] == made[1]
     assert made[1][3].is_file()
 
 
-def test_any_image_folder_converts(tmp_path: Path):
+def test_any_image_folder_converts(tmp_path):
     write_images(tmp_path / "images", ("cats", "dogs"), 3)
     (tmp_path / "images/cats/0.jpg").rename(tmp_path / "images/cats/0.JPEG")
     made = convert_pets(tmp_path, num_validation=2)
@@ -196,7 +189,7 @@ def test_any_image_folder_converts(tmp_path: Path):
         convert_pets(tmp_path, num_validation=2, force=True)
 
 
-def test_only_images_that_are_stored_turned_are_written_anew_upright(tmp_path: Path):
+def test_only_images_that_are_stored_turned_are_written_anew_upright(tmp_path):
     folder = tmp_path / "images/cat"
     folder.mkdir(parents=True)
     quarters = draw_quarters()
@@ -221,7 +214,7 @@ def test_only_images_that_are_stored_turned_are_written_anew_upright(tmp_path: P
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".bmp", ".tiff"])
-def test_kinds_that_slim_does_not_know_become_png(suffix, tmp_path: Path):
+def test_kinds_that_slim_does_not_know_become_png(suffix, tmp_path):
     (tmp_path / "images/cat").mkdir(parents=True)
     bgr = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
     cv2.imwrite(str(tmp_path / f"images/cat/a{suffix}"), bgr, [cv2.IMWRITE_WEBP_QUALITY, 101])
@@ -231,7 +224,7 @@ def test_kinds_that_slim_does_not_know_become_png(suffix, tmp_path: Path):
     np.testing.assert_array_equal(decode_image(record["image/encoded"])[..., ::-1], bgr)
 
 
-def test_damaged_images_are_left_out_and_named_where_that_is_asked_for(tmp_path: Path, caplog):
+def test_damaged_images_are_left_out_and_named_where_that_is_asked_for(tmp_path, caplog):
     write_images(tmp_path / "images", ("cats", "dogs"), 10)
     (tmp_path / "images/cats/bad.png").write_bytes(b"no image")
     # It begins and ends as a JPEG, so that its damage shows where it is decoded.
@@ -243,7 +236,7 @@ def test_damaged_images_are_left_out_and_named_where_that_is_asked_for(tmp_path:
     assert "dogs/bad.jpg' got bytes" in caplog.text
 
 
-def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path: Path):
+def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path):
     write_images(tmp_path / "images", ("cats/2019/may", "cats", "dogs", ".thumbnails"), 10)
     (tmp_path / "images" / "dogs" / "old.jpg").mkdir()
     made = convert_pets(tmp_path)
@@ -268,7 +261,7 @@ def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path: Path
     ],
 )
 def test_argument_out_of_range_is_an_error_and_leaves_nothing(
-    wrong: dict, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong, expected, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     Path("images/cats").mkdir(parents=True)
@@ -279,7 +272,7 @@ def test_argument_out_of_range_is_an_error_and_leaves_nothing(
     assert not Path("out").exists()
 
 
-def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):
+def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path):
     cifar10, mnist, flowers = (tmp_path / name for name in ("cifar10", "mnist", "flowers"))
     for folder in (cifar10, mnist, flowers):
         folder.mkdir()
@@ -292,29 +285,24 @@ def test_conversion_that_fails_in_the_last_file_leaves_no_file(tmp_path: Path):
     broken = {f"flower_photos/tulips/{number}.jpg": b"no image" for number in range(1)}
     write_tar(flowers / "flower_photos.tgz", photos | broken)
     before = sorted(tmp_path.rglob("*"))
-    archive = convert.CIFAR10.at_mirror("http://127.0.0.1:9", is_checked=False)
     with pytest.raises(convert.ArchiveError, match=r"test_batch.bin got label 255"):
-        convert.convert_cifar10(cifar10, source=archive)
-    sources = {name: s.at_mirror(None, is_checked=False) for name, s in convert.MNIST.items()}
+        convert_unchecked("cifar10", cifar10)
     with pytest.raises(convert.ArchiveError, match=r"t10k-labels-idx1-ubyte.gz' got label 10 at 0"):
-        convert.convert_mnist(mnist, sources=sources)
-    photos_source = convert.FLOWERS.at_mirror(None, is_checked=False)
+        convert_unchecked("mnist", mnist)
     with pytest.raises(convert.ConversionError, match=r"tulips/0.jpg' got bytes"):
-        convert.convert_flowers(flowers, source=photos_source, num_validation=1)
+        convert_unchecked("flowers", flowers, num_validation=1)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_other_archive_of_flowers_is_an_error(tmp_path: Path):
+def test_other_archive_of_flowers_is_an_error(tmp_path):
     write_tar(tmp_path / "flower_photos.tgz", {"roses/0.jpg": jpeg(0)})
-    source = convert.FLOWERS.at_mirror(None, is_checked=False)
     with pytest.raises(convert.ArchiveError, match="got no folder 'flower_photos', expected"):
-        convert.convert_flowers(tmp_path, source=source)
+        convert_unchecked("flowers", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["flower_photos.tgz"]
 
 
-def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path: Path):
-    source = convert.RemoteFile(url="http://127.0.0.1:9/cifar-10-binary.tar.gz")
-    archive = tmp_path / source.filename
+def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path):
+    archive = tmp_path / "cifar-10-binary.tar.gz"
     for members, expected in [
         ({"a": b""}, "got no file 'data_batch_1.bin'"),
         ({"x/data_batch_1.bin": bytes(3072)}, "got 3072 bytes, expected 30730000 as published"),
@@ -324,8 +312,8 @@ def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path:
         others = {f"x/data_batch_{number}.bin": bytes(3073) for number in range(2, 6)}
         write_tar(archive, others | members)
         with pytest.raises(convert.ArchiveError, match=expected):
-            convert.convert_cifar10(tmp_path, source=source)
-        assert [path.name for path in tmp_path.iterdir()] == [source.filename]
+            convert_unchecked("cifar10", tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [archive.name]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +328,7 @@ def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path:
         gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12 + bytes(100), mtime=0),
     ],
 )
-def test_file_that_is_no_idx_of_images_is_an_error(data: bytes, tmp_path: Path):
+def test_file_that_is_no_idx_of_images_is_an_error(data, tmp_path):
     (tmp_path / "a.gz").write_bytes(data)
     with pytest.raises(convert.ArchiveError, match=r"a.gz' got .*expected "):
         read_idx(tmp_path / "a.gz", (3, 3))

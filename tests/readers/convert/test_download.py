@@ -1,5 +1,4 @@
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ DIGEST = hashlib.sha256(DATA).hexdigest()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path):
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "a.bin").write_bytes(DATA)
@@ -26,7 +25,7 @@ def fetch_a(server: Server, folder: Path, sha256: str | None = DIGEST, **options
     )
 
 
-def test_file_is_downloaded_with_progress(server: Server, tmp_path: Path):
+def test_file_is_downloaded_with_progress(server, tmp_path):
     calls = []
     path = fetch_a(server, tmp_path, progress=lambda *call: calls.append(call))
     assert path.read_bytes() == DATA
@@ -35,15 +34,13 @@ def test_file_is_downloaded_with_progress(server: Server, tmp_path: Path):
     assert not path.with_name("a.bin.part").exists()
 
 
-def test_file_that_is_there_is_not_downloaded(server: Server, tmp_path: Path):
+def test_file_that_is_there_is_not_downloaded(server, tmp_path):
     (tmp_path / "a.bin").write_bytes(DATA)
     fetch_a(server, tmp_path)
     assert server.ranges == []
 
 
-def test_download_that_breaks_off_is_resumed(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_download_that_breaks_off_is_resumed(server, tmp_path, caplog):
     server.break_offs = [300_000, 700_000]
     assert fetch_a(server, tmp_path).read_bytes() == DATA
     assert server.ranges == [None, "bytes=300000-", "bytes=700000-"]
@@ -54,9 +51,7 @@ def test_download_that_breaks_off_is_resumed(
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])
-def test_download_that_was_interrupted_is_finished_by_a_later_run(
-    has_ranges: bool, server: Server, tmp_path: Path
-):
+def test_download_that_was_interrupted_is_finished_by_a_later_run(has_ranges, server, tmp_path):
     def interrupt(name: str, num_bytes: int, total_bytes: int | None) -> None:
         if num_bytes >= 500_000:
             raise KeyboardInterrupt
@@ -76,17 +71,13 @@ def test_download_that_was_interrupted_is_finished_by_a_later_run(
 
 
 @pytest.mark.parametrize("part", [DATA, DATA + b"more", b"x" * len(DATA)])
-def test_part_that_has_all_bytes_is_kept_only_if_it_is_the_file(
-    part: bytes, server: Server, tmp_path: Path
-):
+def test_part_that_has_all_bytes_is_kept_only_if_it_is_the_file(part, server, tmp_path):
     (tmp_path / "a.bin.part").write_bytes(part)
     assert fetch_a(server, tmp_path).read_bytes() == DATA
     assert len(server.ranges) == (1 if part == DATA else 2)
 
 
-def test_download_that_never_ends_well_is_an_error_and_may_be_resumed(
-    server: Server, tmp_path: Path
-):
+def test_download_that_never_ends_well_is_an_error_and_may_be_resumed(server, tmp_path):
     server.break_offs = [100, 200, 300, 400, 500]
     with pytest.raises(DownloadError, match="the connection ended after 500 of 1024000 bytes"):
         fetch_a(server, tmp_path)
@@ -94,9 +85,7 @@ def test_download_that_never_ends_well_is_an_error_and_may_be_resumed(
     assert fetch_a(server, tmp_path).read_bytes() == DATA
 
 
-def test_download_of_another_checksum_is_an_error_and_leaves_nothing(
-    server: Server, tmp_path: Path
-):
+def test_download_of_another_checksum_is_an_error_and_leaves_nothing(server, tmp_path):
     with pytest.raises(DownloadError, match=f"got SHA-256 {DIGEST}, expected {'0' * 64}") as caught:
         fetch_a(server, tmp_path, "0" * 64)
     assert str(caught.value).startswith(f"download of {server.url}/a.bin got")
@@ -104,9 +93,7 @@ def test_download_of_another_checksum_is_an_error_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["served"]
 
 
-def test_resumed_download_of_another_file_is_removed_and_then_made_anew(
-    server: Server, tmp_path: Path
-):
+def test_resumed_download_of_another_file_is_removed_and_then_made_anew(server, tmp_path):
     (tmp_path / "a.bin.part").write_bytes(b"x" * 1000)
     with pytest.raises(DownloadError, match="The download was removed"):
         fetch_a(server, tmp_path)
@@ -114,7 +101,7 @@ def test_resumed_download_of_another_file_is_removed_and_then_made_anew(
     assert server.ranges == ["bytes=1000-", None]
 
 
-def test_file_of_another_checksum_is_an_error_and_is_kept(server: Server, tmp_path: Path):
+def test_file_of_another_checksum_is_an_error_and_is_kept(server, tmp_path):
     (tmp_path / "a.bin").write_bytes(b"mine")
     with pytest.raises(DownloadError, match=r"Remove it to download .* \(--skip_checksum\)"):
         fetch_a(server, tmp_path)
@@ -122,19 +109,19 @@ def test_file_of_another_checksum_is_an_error_and_is_kept(server: Server, tmp_pa
     assert fetch_a(server, tmp_path, None).read_bytes() == b"mine"
 
 
-def test_missing_file_is_an_error_at_once(server: Server, tmp_path: Path):
+def test_missing_file_is_an_error_at_once(server, tmp_path):
     with pytest.raises(DownloadError, match="HTTP Error 404"):
         fetch(RemoteFile(url=f"{server.url}/b.bin"), tmp_path)
     assert len(server.ranges) == 1
 
 
-def test_file_that_cannot_be_written_is_an_error_at_once(server: Server, tmp_path: Path):
+def test_file_that_cannot_be_written_is_an_error_at_once(server, tmp_path):
     (tmp_path / "a.bin.part").mkdir()
     with pytest.raises(DownloadError, match=r"IsADirectoryError: .* expected the whole file"):
         fetch_a(server, tmp_path)
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/a", "/etc/passwd"])
-def test_other_addresses_are_refused(url: str, tmp_path: Path):
+def test_other_addresses_are_refused(url, tmp_path):
     with pytest.raises(DownloadError, match=r"expected http://\.\.\. or https://"):
         fetch(RemoteFile(url=url), tmp_path)

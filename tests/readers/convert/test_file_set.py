@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,29 +23,17 @@ def parts(folder: Path, num_parts: int) -> list[Path]:
     return [folder / f"part-{number}" for number in range(num_parts)]
 
 
-def make(targets: list[Path], before_the_end: Callable[[], None] = lambda: None) -> None:
+def make(targets: list[Path]) -> None:
     with write_together(targets) as paths:
         for path in paths:
             path.write_bytes(b"new")
-        before_the_end()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_files_appear_together_at_the_end(tmp_path: Path):
-    folder = tmp_path / "new"
-
-    def look() -> None:
-        assert [path.name[:12] for path in folder.iterdir()] == [".converting."]
-
-    make(parts(folder, 2), look)
-    assert contents(folder) == {"part-0": b"new", "part-1": b"new"}
-    assert not needs_making(parts(folder, 2), force=False)
-
-
-def test_files_of_several_folders_appear_together(tmp_path: Path):
+def test_files_of_several_folders_appear_together(tmp_path):
     targets = [tmp_path / "a" / "x", tmp_path / "b" / "x"]
     with write_together(targets) as paths:
         for number, path in enumerate(paths):
@@ -54,20 +41,7 @@ def test_files_of_several_folders_appear_together(tmp_path: Path):
     assert [path.read_bytes() for path in targets] == [b"\0", b"\1"]
 
 
-def test_exception_removes_what_was_written_and_keeps_what_was_there(tmp_path: Path):
-    (tmp_path / "part-1").write_bytes(b"old")
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make(parts(tmp_path, 1), stop)
-    assert contents(tmp_path) == {"part-1": b"old"}
-
-
-def test_process_that_is_killed_leaves_no_file_of_the_set(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_process_that_is_killed_leaves_no_file_of_the_set(tmp_path, caplog):
     assert subprocess.run([sys.executable, "-c", KILLED, tmp_path]).returncode == -9
     (left,) = tmp_path.iterdir()
     with pytest.raises(FileNotFoundError):
@@ -81,7 +55,7 @@ def test_process_that_is_killed_leaves_no_file_of_the_set(
 
 @pytest.mark.parametrize("num_placed", range(4))
 def test_set_that_is_put_in_place_in_part_is_not_taken_for_a_whole_one(
-    num_placed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_placed, tmp_path, monkeypatch
 ):
     for path in parts(tmp_path, 6):
         path.write_bytes(b"old")
@@ -119,9 +93,7 @@ def test_set_that_is_put_in_place_in_part_is_not_taken_for_a_whole_one(
         ("mnist_train.tfrecord", [], ["mnist_train.tfrecord.old", "part-0"]),
     ],
 )
-def test_stale_files_are_those_of_the_same_name_and_another_number(
-    target: str, stale: list[str], other: list[str], tmp_path: Path
-):
+def test_stale_files_are_those_of_the_same_name_and_another_number(target, stale, other, tmp_path):
     for name in (target, *stale, *other):
         (tmp_path / name).touch()
         (tmp_path / f".{name}.penstock-index").touch()

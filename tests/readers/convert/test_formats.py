@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -22,7 +20,7 @@ from tests.readers.published import read_records
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> list[Path]:
+def source(tmp_path):
     paths = [tmp_path / "a.tfrecord", tmp_path / "b.tfrecord"]
     number = 0
     for path in paths:
@@ -41,7 +39,7 @@ def source(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_there_and_back_gives_the_same_bytes(source: list[Path], tmp_path: Path):
+def test_there_and_back_gives_the_same_bytes(source, tmp_path):
     parts = convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=3)
     assert [part.name for part in parts] == ["part-00000", "part-00001", "part-00002"]
     back = convert.ofrecord_to_tfrecord(
@@ -50,7 +48,7 @@ def test_there_and_back_gives_the_same_bytes(source: list[Path], tmp_path: Path)
     assert read_records(back) == read_records(source)
 
 
-def test_converted_records_are_read_with_oneflows_blobs(source: list[Path], tmp_path: Path):
+def test_converted_records_are_read_with_oneflows_blobs(source, tmp_path):
     convert.tfrecord_to_ofrecord(
         source,
         tmp_path / "of",
@@ -73,7 +71,7 @@ def test_converted_records_are_read_with_oneflows_blobs(source: list[Path], tmp_
     assert kinds["scores"] == "float_list"
 
 
-def test_damaged_record_stops_the_conversion(source: list[Path], tmp_path: Path):
+def test_damaged_record_stops_the_conversion(source, tmp_path):
     data = bytearray(source[1].read_bytes())
     data[20] ^= 1
     source[1].write_bytes(data)
@@ -82,7 +80,7 @@ def test_damaged_record_stops_the_conversion(source: list[Path], tmp_path: Path)
     assert list((tmp_path / "of").iterdir()) == []
 
 
-def test_record_that_is_no_example_is_named(tmp_path: Path):
+def test_record_that_is_no_example_is_named(tmp_path):
     with RecordWriter(tmp_path / "a.tfrecord") as writer:
         writer.write(b"\xff")
     with pytest.raises(FeatureError, match=r"a\.tfrecord', record 0 at byte 0: Example payload"):
@@ -100,7 +98,7 @@ def test_record_that_is_no_example_is_named(tmp_path: Path):
     ],
 )
 def test_part_names_that_no_reader_takes_are_an_error(
-    num_parts: int, suffix_length: int, expected: str, source: list[Path], tmp_path: Path
+    num_parts, suffix_length, expected, source, tmp_path
 ):
     with pytest.raises(convert.ArgumentError, match=expected):
         convert.tfrecord_to_ofrecord(
@@ -109,7 +107,7 @@ def test_part_names_that_no_reader_takes_are_an_error(
     assert not (tmp_path / "of").exists()
 
 
-def test_targets_that_are_none_or_named_twice_are_an_error(source: list[Path], tmp_path: Path):
+def test_targets_that_are_none_or_named_twice_are_an_error(source, tmp_path):
     parts = convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=1)
     for paths, expected in [
         ([], "targets got none, expected files, each named once"),
@@ -121,7 +119,7 @@ def test_targets_that_are_none_or_named_twice_are_an_error(source: list[Path], t
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_source_is_never_replaced_nor_removed(force: bool, source: list[Path], tmp_path: Path):
+def test_source_is_never_replaced_nor_removed(force, source, tmp_path):
     folder = tmp_path / "spark"
     folder.mkdir()
     named = [path.rename(folder / f"part-{i:05d}") for i, path in enumerate(source)]
@@ -132,9 +130,7 @@ def test_source_is_never_replaced_nor_removed(force: bool, source: list[Path], t
     assert [path.read_bytes() for path in named] == before
 
 
-def test_conversion_to_fewer_parts_removes_the_other_parts_only_when_forced(
-    source: list[Path], tmp_path: Path
-):
+def test_conversion_to_fewer_parts_removes_the_other_parts_only_when_forced(source, tmp_path):
     folder = tmp_path / "of"
     old = convert.tfrecord_to_ofrecord(source, folder, num_parts=4)
     for name in ("part-00002.txt", "notes", "labels.txt", "part-x"):
@@ -161,7 +157,7 @@ def test_conversion_to_fewer_parts_removes_the_other_parts_only_when_forced(
     assert read_records(back) == read_records(source)
 
 
-def test_parts_of_another_suffix_length_are_of_the_same_set(source: list[Path], tmp_path: Path):
+def test_parts_of_another_suffix_length_are_of_the_same_set(source, tmp_path):
     convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=2, part_name_suffix_length=-1)
     with pytest.raises(convert.StaleFilesError, match="'part-0', 'part-1'"):
         convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=3)
@@ -169,7 +165,7 @@ def test_parts_of_another_suffix_length_are_of_the_same_set(source: list[Path], 
     assert [str(path) for path in parts] == find_parts(tmp_path / "of", suffix_length=5)
 
 
-def test_failed_conversion_keeps_what_was_there(source: list[Path], tmp_path: Path):
+def test_failed_conversion_keeps_what_was_there(source, tmp_path):
     convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=3)
     before = {path: path.read_bytes() for path in (tmp_path / "of").iterdir()}
 
@@ -184,9 +180,7 @@ def test_failed_conversion_keeps_what_was_there(source: list[Path], tmp_path: Pa
     assert {path: path.read_bytes() for path in (tmp_path / "of").iterdir()} == before
 
 
-def test_rename_to_one_name_is_an_error_and_an_unknown_name_is_named(
-    source: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_rename_to_one_name_is_an_error_and_an_unknown_name_is_named(source, tmp_path, caplog):
     with pytest.raises(
         convert.ArgumentError, match="rename got the name 'big' for 'big' and 'scores', expected"
     ):
@@ -195,7 +189,7 @@ def test_rename_to_one_name_is_an_error_and_an_unknown_name_is_named(
     assert caplog.messages == ["rename got 'score', which no record has. Did you mean 'scores'?"]
 
 
-def test_files_that_are_there_stay_unless_forced(source: list[Path], tmp_path: Path, caplog):
+def test_files_that_are_there_stay_unless_forced(source, tmp_path, caplog):
     (tmp_path / "of").mkdir()
     parts = convert.tfrecord_to_ofrecord(source, tmp_path / "of", num_parts=2)
     back = convert.ofrecord_to_tfrecord(parts, [tmp_path / "back"])
@@ -211,7 +205,7 @@ def test_files_that_are_there_stay_unless_forced(source: list[Path], tmp_path: P
     assert back[0].read_bytes() == whole
 
 
-def test_lists_of_features_are_refused_and_not_left_out(tmp_path: Path):
+def test_lists_of_features_are_refused_and_not_left_out(tmp_path):
     with RecordWriter(tmp_path / "a.tfrecord") as writer:
         writer.write(build_sequence_example({"label": 1}, {"words": ["two", "steps"]}))
     with pytest.raises(RecordError, match=r"got the feature lists 'words', expected none") as info:

@@ -1,8 +1,6 @@
 import io
 import sys
 
-import pytest
-
 from penstock.readers.convert import download
 from penstock.readers.convert.download import show_progress
 
@@ -12,9 +10,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_terminal_gets_a_bar_on_stderr_and_stdout_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_terminal_gets_a_bar_on_stderr_and_stdout_nothing(capsys, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -27,9 +23,7 @@ def test_terminal_gets_a_bar_on_stderr_and_stdout_nothing(
     assert capsys.readouterr().out == ""
 
 
-def test_pipe_gets_a_line_an_interval_on_stderr(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_pipe_gets_a_line_an_interval_on_stderr(capsys, monkeypatch):
     now_secs = iter([0.0, 4.0, 11.0, 12.0, 21.5, 22.0, 31.0, 33.0])
     monkeypatch.setattr(download.time, "monotonic", lambda: next(now_secs))
     with show_progress() as report:

@@ -33,7 +33,7 @@ def parse_one(blob: BlobConf, random: np.random.Generator | None = None, **value
 
 
 def image_blob(shape: tuple[int, ...], *steps: object, dtype: str = "uint8") -> BlobConf:
-    return BlobConf("encoded", shape=shape, dtype=dtype, codec=ImageCodec(list(steps)))  # type: ignore[arg-type]
+    return BlobConf("encoded", shape=shape, dtype=dtype, codec=ImageCodec(list(steps)))
 
 
 def test_ofrecord_has_oneflows_bytes():
@@ -54,7 +54,7 @@ def test_ofrecord_has_oneflows_bytes():
         (np.int64(7), 5),
     ],
 )
-def test_values_go_to_the_list_of_their_dtype(value: object, field: int):
+def test_values_go_to_the_list_of_their_dtype(value, field):
     payload = build_ofrecord({"x": value})
     wire_type = 2
     assert payload[2:5] == b"\x0a\x01x"
@@ -129,7 +129,7 @@ def test_random_size_crop_keeps_to_area_and_aspect():
 @pytest.mark.parametrize(
     ("data_format", "shape"), [("channels_last", (2, 2, 3)), ("channels_first", (3, 2, 2))]
 )
-def test_norm_is_by_channel(data_format, shape: tuple[int, ...]):
+def test_norm_is_by_channel(data_format, shape):
     norm = NormByChannelPreprocessor((1, 2, 3), (1, 2, 4), data_format=data_format)
     array = np.full(shape, 11, np.float32)
     result = norm(array, None)
@@ -146,7 +146,7 @@ def test_norm_without_channels_has_one_mean():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
-def test_raw_codec_reads_every_numeric_list(dtype: str):
+def test_raw_codec_reads_every_numeric_list(dtype):
     blob = BlobConf("x", shape=(3,), dtype="float32", codec=RawCodec())
     assert parse_one(blob, x=np.asarray([1, 2, 3], dtype)).tolist() == [1.0, 2.0, 3.0]
 
@@ -187,7 +187,7 @@ def test_example_is_not_taken_for_an_ofrecord_feature():
 @pytest.mark.parametrize(
     ("declare", "expected"),
     [
-        (lambda: ImagePreprocessor("rgb2bgr"), "got 'rgb2bgr', expected 'bgr2rgb' or 'mirror'"),  # type: ignore[arg-type]
+        (lambda: ImagePreprocessor("rgb2bgr"), "got 'rgb2bgr', expected 'bgr2rgb' or 'mirror'"),
         (lambda: ImageResizePreprocessor(0, 2), "got width=0, height=2, expected sizes >= 1"),
         (lambda: NormByChannelPreprocessor((1, 2), (0, 1)), "got 2 means, std="),
         (lambda: BlobConf("x", (), "bytes", RawCodec()), r"BlobConf\('x'\) got shape=\(\), dtype="),
@@ -197,7 +197,7 @@ def test_example_is_not_taken_for_an_ofrecord_feature():
         ),
     ],
 )
-def test_declaration_that_makes_no_sense_is_an_error(declare, expected: str):
+def test_declaration_that_makes_no_sense_is_an_error(declare, expected):
     with pytest.raises(ValueError, match=expected):
         declare()
 

@@ -15,7 +15,7 @@ PLAIN = TFRECORD.frame(b"x" * 1000)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -1,6 +1,5 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from tests.held import open_files
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> list[Path]:
+def paths(tmp_path):
     """Five files, the third of them empty, of records that say where they are."""
     made = []
     for number, count in enumerate([3, 4, 0, 5, 2]):
@@ -25,7 +24,7 @@ def heads(payloads: list) -> list[str]:
     return [payload[:3].decode() for payload in payloads]
 
 
-def test_records_are_numbered_over_all_files(paths: list[Path]):
+def test_records_are_numbered_over_all_files(paths):
     with_empty = RecordFiles(paths, RecordFormat())
     assert with_empty.sizes == (3, 4, 0, 5, 2)
     order = [13, 0, 6, 7, 2, 3, 4, 5]
@@ -35,14 +34,12 @@ def test_records_are_numbered_over_all_files(paths: list[Path]):
     with_empty.close()
 
 
-def test_record_out_of_range_is_an_error(paths: list[Path]):
+def test_record_out_of_range_is_an_error(paths):
     with pytest.raises(IndexError, match="record got 14, expected 0 to 13"):
         RecordFiles(paths, RecordFormat()).origin(14)
 
 
-def test_threads_read_at_once_with_few_open_files(
-    paths: list[Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_threads_read_at_once_with_few_open_files(paths, monkeypatch):
     before = open_files()
     monkeypatch.setattr(files, "_MAX_OPEN_FILES", 2)
     many = RecordFiles(paths, RecordFormat())
@@ -57,7 +54,7 @@ def test_threads_read_at_once_with_few_open_files(
     assert open_files() - before == set()
 
 
-def test_copy_reads_after_the_original_is_closed_and_through_pickle(paths: list[Path]):
+def test_copy_reads_after_the_original_is_closed_and_through_pickle(paths):
     original = RecordFiles(paths, RecordFormat())
     copies = [original.reopen(), pickle.loads(pickle.dumps(original))]
     original.close()
@@ -66,7 +63,7 @@ def test_copy_reads_after_the_original_is_closed_and_through_pickle(paths: list[
         copy.close()
 
 
-def test_file_rewritten_after_indexing_is_an_error_not_other_data(paths: list[Path]):
+def test_file_rewritten_after_indexing_is_an_error_not_other_data(paths):
     indexed = RecordFiles(paths, RecordFormat())
     with RecordWriter(paths[1]) as writer:
         for _ in range(9):

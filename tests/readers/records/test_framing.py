@@ -18,7 +18,7 @@ def test_ofrecord_frame_has_oneflows_bytes():
 
 
 @pytest.mark.parametrize("position", range(len(GOLDEN_TFRECORD)))
-def test_tfrecord_with_any_byte_changed_is_an_error(position: int):
+def test_tfrecord_with_any_byte_changed_is_an_error(position):
     record = bytearray(GOLDEN_TFRECORD)
     record[position] ^= 0x10
     with pytest.raises(FramingError):
@@ -26,7 +26,7 @@ def test_tfrecord_with_any_byte_changed_is_an_error(position: int):
 
 
 @pytest.mark.parametrize("length", [-1, (64 << 20) + 1, 1 << 62])
-def test_ofrecord_length_out_of_bounds_is_an_error(length: int):
+def test_ofrecord_length_out_of_bounds_is_an_error(length):
     header = length.to_bytes(8, "little", signed=True)
     expected = f"got {length % (1 << 64)} bytes, expected 0 to 67108864"
     with pytest.raises(FramingError, match=re.escape(expected)):

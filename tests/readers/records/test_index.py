@@ -1,21 +1,20 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.readers.records import files as index_module
 from penstock.readers.records.files import RecordFormat, build_index, load_index
-from penstock.readers.records.framing import OFRECORD, TFRECORD, Framing, RecordWriter
+from penstock.readers.records.framing import OFRECORD, TFRECORD, RecordWriter
 from tests.readers.published import read_records
 
 PAYLOADS = [bytes([number]) * (700 * number) for number in range(60)]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """Write a TFRecord file of more than 1 MiB, so that its index is kept."""
     with RecordWriter(tmp_path / "a.tfrecord") as writer:
         for payload in PAYLOADS:
@@ -26,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("framing", [TFRECORD, OFRECORD], ids=lambda framing: framing.name)
 @pytest.mark.parametrize("sizes", [[], [0], [1], [0, 0, 70_000, 5, 65_524, 9_000, 3] * 5])
-def test_index_holds_where_each_record_starts(framing: Framing, sizes: list[int], tmp_path: Path):
+def test_index_holds_where_each_record_starts(framing, sizes, tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"".join(framing.frame(bytes(size)) for size in sizes))
     with open(path, "rb") as file:
@@ -36,21 +35,21 @@ def test_index_holds_where_each_record_starts(framing: Framing, sizes: list[int]
     assert index.damage is None
 
 
-def test_index_is_kept_beside_the_file_and_used(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_index_is_kept_beside_the_file_and_used(path, monkeypatch):
     assert read_records([path]) == PAYLOADS
     assert path.with_name(".a.tfrecord.penstock-index").exists()
     monkeypatch.setattr(index_module, "build_index", None)
     assert read_records([path]) == PAYLOADS
 
 
-def test_index_goes_to_the_cache_folder_when_one_is_given(path: Path, tmp_path: Path):
+def test_index_goes_to_the_cache_folder_when_one_is_given(path, tmp_path):
     assert read_records([path], cache_dir=str(tmp_path / "cache")) == PAYLOADS
     assert len(list((tmp_path / "cache").iterdir())) == 1
     assert not path.with_name(".a.tfrecord.penstock-index").exists()
 
 
 def test_index_that_cannot_be_kept_beside_the_file_goes_to_the_users_cache(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     (path.parent / ".a.tfrecord.penstock-index").mkdir()  # also root cannot replace a folder
@@ -58,7 +57,7 @@ def test_index_that_cannot_be_kept_beside_the_file_goes_to_the_users_cache(
     assert len(list((tmp_path / "cache" / "index").iterdir())) == 1
 
 
-def test_index_of_a_file_that_changed_is_built_anew(path: Path):
+def test_index_of_a_file_that_changed_is_built_anew(path):
     assert read_records([path]) == PAYLOADS
     with RecordWriter(path) as writer:
         for payload in reversed(PAYLOADS):
@@ -67,7 +66,7 @@ def test_index_of_a_file_that_changed_is_built_anew(path: Path):
 
 
 @pytest.mark.parametrize("damage", ["empty", "flipped", "short", "foreign"])
-def test_damaged_index_is_built_anew(damage: str, path: Path):
+def test_damaged_index_is_built_anew(damage, path):
     read_records([path])
     kept = path.with_name(".a.tfrecord.penstock-index")
     data = bytearray(kept.read_bytes())
@@ -78,7 +77,7 @@ def test_damaged_index_is_built_anew(damage: str, path: Path):
 
 
 @pytest.mark.slow
-def test_index_built_by_several_processes_at_once_is_whole(path: Path):
+def test_index_built_by_several_processes_at_once_is_whole(path):
     program = (
         "import sys; from penstock.readers.records import RecordFiles, RecordFormat;"
         "files = RecordFiles([sys.argv[1]], RecordFormat());"
@@ -92,7 +91,7 @@ def test_index_built_by_several_processes_at_once_is_whole(path: Path):
     assert left == [".a.tfrecord.penstock-index"]
 
 
-def test_truncated_file_gives_the_records_before_its_end_and_the_damage(path: Path):
+def test_truncated_file_gives_the_records_before_its_end_and_the_damage(path):
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     with open(path, "rb") as file:

@@ -1,7 +1,5 @@
 """100,000 damaged files, a slice of them in `make test`: right records or an error of ours."""
 
-from pathlib import Path
-
 import pytest
 
 from penstock.readers.records import RecordError, build_example, parse_example
@@ -14,7 +12,7 @@ MAX_GROWTH_BYTES = 256 << 20
 
 @on_linux
 @in_parts(100_000, num_quick=250)
-def test_mutated_files_give_right_records_in_order_or_our_error(cases: range, tmp_path: Path):
+def test_mutated_files_give_right_records_in_order_or_our_error(cases, tmp_path):
     program = f"print(files.grow({cases!r}, Path(sys.argv[1])))"
     (growth_bytes,) = run_in_a_child(program, "tests.readers.records.mutated_files", tmp_path)
     assert growth_bytes < MAX_GROWTH_BYTES

@@ -19,7 +19,7 @@ COMPRESS = {"": bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}
 def files_of(data: bytes, folder: Path, **options: object) -> RecordFiles:
     path = folder / "a.tfrecord"
     path.write_bytes(data)
-    form = RecordFormat(cache_dir=str(folder / "cache"), **options)  # type: ignore[arg-type]
+    form = RecordFormat(cache_dir=str(folder / "cache"), **options)
     return RecordFiles([path], form)
 
 
@@ -32,7 +32,7 @@ def read_all(files: RecordFiles) -> list:
 
 @pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("declared", ["auto", "as it is"])
-def test_compressed_file_is_read_at_random(compression: str, declared: str, tmp_path: Path):
+def test_compressed_file_is_read_at_random(compression, declared, tmp_path):
     form = {"compression": compression if declared == "as it is" else "auto"}
     files = files_of(COMPRESS[compression](PLAIN), tmp_path, **form)
     assert list(files.read([40, 3, 4, 0])) == [PAYLOADS[i] for i in (40, 3, 4, 0)]
@@ -40,20 +40,20 @@ def test_compressed_file_is_read_at_random(compression: str, declared: str, tmp_
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
-def test_writer_compresses_as_declared(compression: str, tmp_path: Path):
+def test_writer_compresses_as_declared(compression, tmp_path):
     path = tmp_path / "b.tfrecord"
-    with RecordWriter(path, compression=compression) as writer:  # type: ignore[arg-type]
+    with RecordWriter(path, compression=compression) as writer:
         for payload in PAYLOADS:
             writer.write(payload)
     assert read_records([path], cache_dir=str(tmp_path), compression=compression) == PAYLOADS
 
 
-def test_streams_joined_end_to_end_are_one_file(tmp_path: Path):
+def test_streams_joined_end_to_end_are_one_file(tmp_path):
     data = gzip.compress(PLAIN) + gzip.compress(b"") + gzip.compress(PLAIN)
     assert read_all(files_of(data, tmp_path)) == PAYLOADS * 2
 
 
-def test_copy_is_made_once_and_anew_when_the_file_changes(tmp_path: Path):
+def test_copy_is_made_once_and_anew_when_the_file_changes(tmp_path):
     read_all(files_of(gzip.compress(PLAIN), tmp_path))
     (copy,) = (tmp_path / "cache" / "plain").glob("[0-9a-f]*")
     made = copy.stat().st_mtime_ns
@@ -63,7 +63,7 @@ def test_copy_is_made_once_and_anew_when_the_file_changes(tmp_path: Path):
     assert not copy.exists()
 
 
-def test_truncated_stream_gives_what_came_before_and_the_damage(tmp_path: Path):
+def test_truncated_stream_gives_what_came_before_and_the_damage(tmp_path):
     data = gzip.compress(PLAIN, compresslevel=0)
     files = files_of(data[: len(data) // 2], tmp_path)
     assert 0 < len(files) < len(PAYLOADS)
@@ -73,21 +73,21 @@ def test_truncated_stream_gives_what_came_before_and_the_damage(tmp_path: Path):
     assert list((tmp_path / "cache" / "plain").iterdir()) == []
 
 
-def test_stream_larger_than_the_bound_is_an_error_and_leaves_no_copy(tmp_path: Path):
+def test_stream_larger_than_the_bound_is_an_error_and_leaves_no_copy(tmp_path):
     data = gzip.compress(bytes(10_000_000))
     with pytest.raises(FramingError, match="got more than 1000000 bytes, expected at most 1000000"):
         files_of(data, tmp_path, max_plain_bytes=1_000_000, compression="GZIP")
     assert list((tmp_path / "cache" / "plain").iterdir()) == []
 
 
-def test_foreign_file_is_an_error_at_byte_0(tmp_path: Path):
+def test_foreign_file_is_an_error_at_byte_0(tmp_path):
     files = files_of(b"This is no record file, but some text.", tmp_path)
     assert len(files) == 0
     assert isinstance(files.damages[0], RecordError)
     assert "record 0 at byte 0: TFRecord length got checksum" in str(files.damages[0])
 
 
-def test_empty_file_has_no_records(tmp_path: Path):
+def test_empty_file_has_no_records(tmp_path):
     files = files_of(b"", tmp_path)
     assert (len(files), files.damages) == (0, [])
 
@@ -96,17 +96,17 @@ def test_unknown_compression_is_an_error():
     with pytest.raises(
         ValueError, match="compression got 'gzip', expected 'auto' or '' or 'GZIP' or"
     ):
-        RecordFormat(compression="gzip")  # type: ignore[arg-type]
+        RecordFormat(compression="gzip")
 
 
-def test_no_descriptor_stays_open(tmp_path: Path):
+def test_no_descriptor_stays_open(tmp_path):
     before = open_files()
     for data in (PLAIN, gzip.compress(PLAIN), gzip.compress(PLAIN)[:-9], b"foreign" * 9):
         read_all(files_of(data, tmp_path))
     assert open_files() - before == set()
 
 
-def test_no_descriptor_stays_open_of_a_copy_that_gets_no_name(tmp_path: Path, monkeypatch):
+def test_no_descriptor_stays_open_of_a_copy_that_gets_no_name(tmp_path, monkeypatch):
     before = open_files()
 
     def fail(*paths: object) -> None:
@@ -118,7 +118,7 @@ def test_no_descriptor_stays_open_of_a_copy_that_gets_no_name(tmp_path: Path, mo
     assert open_files() - before == set()
 
 
-def test_threads_read_a_damaged_file_at_once(tmp_path: Path):
+def test_threads_read_a_damaged_file_at_once(tmp_path):
     packed = gzip.compress(PLAIN)
     files = files_of(packed[: len(packed) // 2], tmp_path)
     assert files.damages
@@ -131,7 +131,7 @@ def test_threads_read_a_damaged_file_at_once(tmp_path: Path):
         copy.close()
 
 
-def test_plain_file_is_read_without_the_cache_folder(tmp_path: Path, monkeypatch):
+def test_plain_file_is_read_without_the_cache_folder(tmp_path, monkeypatch):
     """As in a container whose home folder is another user's."""
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / ("x" * 300)))  # too long for a name
     path = tmp_path / "a.tfrecord"

@@ -1,7 +1,5 @@
 """Records written here are read by TensorFlow, and the reverse."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -28,9 +26,9 @@ def tf():
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_tensorflow_reads_what_is_written_here(tf, compression: str, tmp_path: Path):
+def test_tensorflow_reads_what_is_written_here(tf, compression, tmp_path):
     path = tmp_path / "a.tfrecord"
-    with RecordWriter(path, compression=compression) as writer:  # type: ignore[arg-type]
+    with RecordWriter(path, compression=compression) as writer:
         for number in range(3):
             writer.write(
                 build_example(
@@ -60,7 +58,7 @@ def test_tensorflow_reads_what_is_written_here(tf, compression: str, tmp_path: P
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_what_tensorflow_writes_is_read_here(tf, compression: str, tmp_path: Path):
+def test_what_tensorflow_writes_is_read_here(tf, compression, tmp_path):
     path = tmp_path / "a.tfrecord"
     feature, train = tf.train.Feature, tf.train
     with tf.io.TFRecordWriter(str(path), options=compression) as writer:
