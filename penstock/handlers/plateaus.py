@@ -246,9 +246,6 @@ class ReduceOnPlateau(_Plateau):
       UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
       ProgramError: at `BeginTraining`, if the updates of an optimizer cannot be scaled.
 
-    Raises:
-      UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
-
     >>> import optax, penstock as ps
     >>> def train_program():
     ...     prediction = ps.layers.fc(ps.layers.data("x", shape=[2]), size=1)
