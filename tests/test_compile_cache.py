@@ -105,6 +105,6 @@ def test_cache_clear_removes_compiled_programs(tmp_path, monkeypatch, capsys):
     (tmp_path / "compiled").mkdir()
     (tmp_path / "compiled" / "jit_train-0123-cache").write_bytes(b"x" * 2000)
     assert main(["cache"]) == 0
-    assert f"{tmp_path / 'compiled'}: 1 compiled program, 1.953 KiB" in capsys.readouterr().out
+    assert f"{tmp_path / 'compiled'}: compiled programs: 1, 1.953 KiB" in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0
-    assert "0 compiled programs, 0 B" in capsys.readouterr().out
+    assert "compiled programs: 0, 0 B" in capsys.readouterr().out

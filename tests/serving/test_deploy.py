@@ -40,7 +40,7 @@ def read_predictor() -> dict[str, Any]:
 
 
 def read_flags(words) -> ServeFlags:
-    return parse(ServeFlags, words, prog="penstock serve")[0]
+    return parse(ServeFlags, words)[0]
 
 
 def test_image_listens_where_its_port_is_and_serves_what_is_mounted():
