@@ -109,6 +109,11 @@ class Training(Protocol):
         ...
 
     @property
+    def secs_beside(self) -> float:
+        """Seconds so far in `test`, `save_params` and `save_checkpoint`, compiles included."""
+        ...
+
+    @property
     def parameters(self) -> MutableMapping[str, np.ndarray]:
         """The parameters and running statistics by name."""
         ...

@@ -121,31 +121,57 @@ class Lap(NamedTuple):
     num_examples: int
 
 
-class Speed:
-    """Time windows of steps, without compiles, measuring and the time between epochs."""
+class StepClock:
+    """A clock of steps: it stands still in compiles, in measuring, and while the trainer tests or
+    saves for a handler.
+    """
 
     def __init__(self) -> None:
-        self._num_steps = self._num_examples = 0
+        self.launch_secs = 0.0  # of compiles and measuring in launches
         self._secs_beside = 0.0
-        self._start: Lap | None = None
-        self._paused: float | None = None
+        self._trainer: events.Training | None = None
 
     def __call__(self, event: events.Event) -> None:
         match event:
             case events.EndStep():
+                self.launch_secs += event.compile_secs + event.measure_secs
+            case events.BeginTraining():
+                self._trainer = event.trainer
+            case events.EndTraining():
+                self._secs_beside, self._trainer = self._read_secs_beside(), None
+
+    def now(self) -> float:
+        return time.monotonic() - self.launch_secs - self._read_secs_beside()
+
+    def _read_secs_beside(self) -> float:
+        return self._secs_beside if self._trainer is None else self._trainer.secs_beside
+
+
+class Speed:
+    """Time windows of steps, without compiles, measuring, tests and the time between epochs."""
+
+    def __init__(self) -> None:
+        self._num_steps = self._num_examples = 0
+        self._clock = StepClock()
+        self._start: Lap | None = None
+        self._paused: float | None = None
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.BeginTraining):
+            self.__init__()
+        self._clock(event)
+        match event:
+            case events.EndStep():
                 self._num_steps += 1
                 self._num_examples += event.num_examples
-                self._secs_beside += event.compile_secs + event.measure_secs
             # The second launch: the first one compiled.
             case events.BeginStep() if self._start is None and self._num_steps:
                 self._start = self._now()
-            case events.BeginTraining():
-                self.__init__()
             case events.EndEpoch():
-                self._paused = time.monotonic()
+                self._paused = self._clock.now()
             case events.BeginEpoch() if self._start is not None and self._paused is not None:
-                # Moved on by what lay between the epochs: tests, checkpoints, a reader that begins.
-                secs = self._start.secs + time.monotonic() - self._paused
+                # Moved on by what lay between the epochs: checkpoints, a reader that begins.
+                secs = self._start.secs + self._clock.now() - self._paused
                 self._start, self._paused = self._start._replace(secs=secs), None
 
     def find_lap(self) -> Lap | None:
@@ -160,11 +186,11 @@ class Speed:
         """Return the window that ends here, and begin the next."""
         lap, self._start = self.find_lap(), self._now()
         # At the end of an epoch, what was waited for is in the lap, and not between epochs.
-        self._paused = None if self._paused is None else time.monotonic()
+        self._paused = None if self._paused is None else self._clock.now()
         return lap
 
     def _now(self) -> Lap:
-        return Lap(time.monotonic() - self._secs_beside, self._num_steps, self._num_examples)
+        return Lap(self._clock.now(), self._num_steps, self._num_examples)
 
 
 class Point(NamedTuple):

@@ -29,9 +29,8 @@ class Evaluate:
 
     Training waits for the test. Other handlers can share its results, before or after it in the
     list: `Progress(test=evaluate)`, `EarlyStopping(test=evaluate)`, `CSVLog(path, test=evaluate)`.
-    Those that show times, `Log`, `Progress`, `TensorBoard` and `Report`, come before it: behind it
-    they count its tests as steps. Called without an event, an `Evaluate` returns the metrics of the
-    current parameters; the same parameters are tested only once.
+    Called without an event, an `Evaluate` returns the metrics of the current parameters; the same
+    parameters are tested only once. No handler counts its time as that of steps.
 
     Arguments:
       reader: yields the test batches, as for `Trainer.test`.
@@ -264,6 +263,12 @@ class TestResults:
         Those up to `restored_step` that are there before the first epoch begins are not new.
         """
         self._last_step, self._restored_step = last_step, restored_step
+
+    def ask(self, event: events.EndEpoch) -> list[tuple[int, events.Metrics]]:
+        """Return the new results, that of an Evaluate behind in the list too if it is due now."""
+        if isinstance(self._test, Evaluate):
+            self._test(event)
+        return self(event)
 
     def __call__(self, event: events.Event | None = None) -> list[tuple[int, events.Metrics]]:
         """Return the results that are new at this event, or now."""

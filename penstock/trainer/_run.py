@@ -59,7 +59,12 @@ class Run:
         self.in_flight = _in_flight.InFlight(
             self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
         )
-        self.data_wait = DataWait(self.in_flight.is_idle, self.interrupts)
+        status = self.status  # not of `self`, which holds the engine
+        self.data_wait = DataWait(
+            self.in_flight.is_idle,
+            self.interrupts,
+            lambda: time.perf_counter() - status.secs_beside,
+        )
 
     def train(
         self,
@@ -328,10 +333,7 @@ class DataWait:
     """
 
     def __init__(
-        self,
-        is_idle: Callable[[], bool],
-        interrupts: Interrupts,
-        clock: Callable[[], float] = time.perf_counter,
+        self, is_idle: Callable[[], bool], interrupts: Interrupts, clock: Callable[[], float]
     ) -> None:
         self._interrupts = interrupts
         self._is_idle, self._clock = is_idle, clock

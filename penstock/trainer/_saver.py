@@ -52,6 +52,7 @@ class Status:
       feed_order: that of the last call of `train`.
       call: the call of `train` that trains, or trained last; it began in epoch `first_epoch`.
       num_calls: calls of `train` that this script has made.
+      secs_beside: seconds in which the trainer tested or saved for its caller.
       is_stop_wanted: whether this process wants that, which all must agree on.
       bad_steps: the range of global steps that the last bad loss lies in, first and last.
       resumed: where the checkpoint was written that this process began with.
@@ -68,6 +69,7 @@ class Status:
     call: int = 0
     first_epoch: int = 0
     num_calls: int = 0
+    secs_beside: float = 0.0
     is_in_epoch: bool = False
     is_running: bool = False
     is_stopping: bool = False

@@ -7,8 +7,9 @@ import inspect
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -67,8 +68,9 @@ class Trainer(FixedAttributes):
 
     Most used are `train`, `test`, `predict`, `predict_all`, `infer`, `save_params` and
     `load_params`; then `save_checkpoint`, `stop`, `parameters`, `epoch` and `global_step`. Rarely
-    needed are `freeze`, `unfreeze`, `update_scale`, `loss_scale`, `describe`, `replay`,
-    `save_inference_model` and the attributes `about`, `builder`, `seed` and `steps_per_call`.
+    needed are `freeze`, `unfreeze`, `update_scale`, `loss_scale`, `secs_beside`, `describe`,
+    `replay`, `save_inference_model` and the attributes `about`, `builder`, `seed` and
+    `steps_per_call`.
 
     Arguments:
       program_func: a function without arguments that calls `layers.*` and returns the loss, or the
@@ -318,7 +320,7 @@ class Trainer(FixedAttributes):
         programs = self.builder.programs
         feed_order = self._choose_order("test", feed_order)
         fields = _reader_items.Fields(programs.network.inputs["test"], feed_order)
-        with self._group.inside("trainer.test"):
+        with self._group.inside("trainer.test"), self._beside_steps():
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
             interrupts, on_unequal = self._interrupts, self._on_unequal
@@ -416,7 +418,8 @@ class Trainer(FixedAttributes):
         # An average is a program of all processes, as is to put together what they share; what all
         # of them hold one may write alone.
         is_shared = averaged or states.is_split
-        with self._processes.call("trainer.save_params") if is_shared else nullcontext():
+        call = self._processes.call("trainer.save_params") if is_shared else nullcontext()
+        with call, self._beside_steps():
             state = states.average(state) if averaged else state
             _parameters.save(param_path, state.variables, about=self.about)
 
@@ -480,7 +483,8 @@ class Trainer(FixedAttributes):
                 "save_checkpoint got no folder to write to, expected "
                 "Trainer(..., checkpoint='runs/a') or a ps.CheckpointConfig."
             )
-        with self._processes.call("trainer.save_checkpoint"), self._saver.hold_folder():
+        call = self._processes.call("trainer.save_checkpoint")
+        with call, self._saver.hold_folder(), self._beside_steps():
             self._saver.save(self._status, is_last=True)
         self._saver.raise_failures()
 
@@ -503,6 +507,24 @@ class Trainer(FixedAttributes):
     def global_step(self) -> int:
         """Steps done, over all calls of `train`."""
         return self._status.global_step
+
+    @property
+    def secs_beside(self) -> float:
+        """Seconds so far in `test`, `save_params` and `save_checkpoint`, compiles included.
+
+        Handlers that show times take them off those of steps.
+        """
+        return self._status.secs_beside
+
+    @contextmanager
+    def _beside_steps(self) -> Generator[None, None, None]:
+        """Count the seconds of what is no step; those that still run are waited for before."""
+        jax.block_until_ready(self._engine.state)
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._status.secs_beside += time.monotonic() - start
 
     def freeze(self, patterns: str | Sequence[str]) -> None:
         """Stop training some parameters, from the next call of `train` on.

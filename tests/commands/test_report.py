@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import time
 from types import SimpleNamespace
 
 import cv2
@@ -21,8 +20,9 @@ from penstock.commands._run_folder.runs import LogError, read_log, read_record
 from penstock.commands._run_folder.runs import read_flags as read_run_flags
 from penstock.commands.report import find_changed, make_command
 from penstock.commands.train import read_flags
-from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndTraining
-from penstock.handlers import CSVLog, JSONLog
+from penstock.events import BeginEpoch, BeginTraining, EndEpoch, EndStep, EndTraining
+from penstock.handlers import CSVLog, JSONLog, _readings
+from penstock.handlers.report import history
 from penstock.program_builder._compilation import CompileTime
 from tests.commands.running import TINY, succeed
 from tests.handlers import driving
@@ -195,37 +195,40 @@ def test_command_of_a_run_is_understood_and_makes_the_same_flags(run_folder):
     assert find_differences(RunFolder(run_folder), to_json(read_flags(words[2:]))) == {}
 
 
-def drive(record, *, global_step=0):
-    """Send the events of an epoch that compiles, and of a stop in the middle of the next."""
+def drive(record, clock, *, global_step=0):
+    """Send the events of an epoch that compiles for a second, and of a stop in the next."""
     programs = SimpleNamespace(compile_time=CompileTime())
     builder = SimpleNamespace(programs=programs, mesh=SimpleNamespace(devices=np.array([])))
-    trainer = SimpleNamespace(builder=builder)
+    trainer = SimpleNamespace(builder=builder, secs_beside=0.0)
     record(BeginTraining(epoch=0, num_epochs=2, global_step=global_step, trainer=trainer))
+    clock.now += 1.0
     record(BeginEpoch(epoch=0, global_step=global_step))
-    start = time.perf_counter()
-    programs.compile_time.secs += time.perf_counter() - start
+    clock.now += 3.0
+    programs.compile_time.secs += 1.0
+    record(EndStep(epoch=0, step=0, global_step=global_step, num_examples=1, compile_secs=1.0))
     record(EndEpoch(epoch=0, global_step=global_step + 4, data_wait=0.5))
+    clock.now += 1.0
 
 
 def test_record_of_a_run_that_is_killed_and_goes_on_adds_up(tmp_path, monkeypatch):
-    path, clock = tmp_path / "run.json", iter(range(100))
-    # A second passes between any two looks at the clock.
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-    drive(Record(path, {"num_train": 40}))
+    path, clock = tmp_path / "run.json", SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    for module in (_readings, history):
+        monkeypatch.setattr(module, "time", clock)
+    drive(Record(path, {"num_train": 40}), clock)
     first = read_record(path)
-    # Begun at 0; epoch from 1; compiled from 2 to 3; epoch's end at 4.
     names = ("steps", "data_wait", "measure", "compile", "between")
     assert first["seconds"] == dict(zip(names, (1.0, 1.0, 0.0, 1.0, 1.0), strict=True))
     assert (first["state"], first["global_step"], first["num_train"]) == ("running", 4, 40)
     resumed = Record(path, {})
-    drive(resumed, global_step=4)
+    drive(resumed, clock, global_step=4)
     resumed(EndTraining("interrupted", global_step=8))
     last = read_record(path)
     assert last["seconds"] == dict(zip(names, (2.0, 2.0, 0.0, 2.0, 3.0), strict=True))
     assert (last["state"], last["global_step"]) == ("interrupted", 8)
     # What a person has broken is no reason to end a run that goes on.
     path.write_text(json.dumps({**last, "seconds": {"steps": "many"}}))
-    drive(Record(path, {}), global_step=8)
+    drive(Record(path, {}), clock, global_step=8)
     assert set(read_record(path)["seconds"]) == set(names)
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.handlers import _readings, figures, progress, row_log, stop_at
+from penstock.handlers.report import history
 
 
 class Notebook:
@@ -61,6 +62,6 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (_readings, figures, progress, row_log, stop_at):
+    for module in (_readings, figures, history, progress, row_log, stop_at):
         monkeypatch.setattr(module, "time", clock)
     return clock

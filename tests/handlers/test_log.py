@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import types
 
 import jax
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 import penstock as ps
 from penstock import handlers, layers, optimizers
 from penstock.handlers import Log, progress
-from tests.handlers.driving import Source, drive, linear_trainer
+from penstock.handlers.report.history import RunTimes
+from tests.handlers.driving import Source, drive, driven_trainer, linear_trainer
 from tests.networks import linear_reader
 
 
@@ -69,6 +71,29 @@ def test_times_are_those_of_the_steps_since_the_line_before(clock):
 def test_time_between_epochs_is_left_out(clock):
     lines = lines_of(clock, secs=lambda step: 1.0, num_epochs=3, num_steps=6, between_epochs=100.0)
     assert [line.split("]")[0] for line in lines] == ["[1 secs/step, 10.0 samples/sec"] * 4
+
+
+@pytest.mark.parametrize("tests_first", [True, False])
+def test_tests_are_in_no_time_wherever_they_are_made(clock, tests_first):
+    trainer = types.SimpleNamespace(secs_beside=7.0, builder=driven_trainer().builder)
+    file, bar, times = io.StringIO(), io.StringIO(), RunTimes()
+
+    def evaluate(event):
+        if isinstance(event, ps.EndEpoch) or (isinstance(event, ps.EndStep) and event.step == 1):
+            clock.now += 100.0
+            trainer.secs_beside += 100.0
+
+    def advance(global_step):
+        clock.now += 1.0
+
+    own = [Log(2, file=file), handlers.Progress(file=bar), times]
+    ordered = [evaluate, *own] if tests_first else [*own, evaluate]
+    drive(ordered, num_epochs=2, num_steps=4, on_step=advance, trainer=trainer)
+    assert {line.split("]")[0] for line in file.getvalue().splitlines()[1:]} == {
+        "[1 secs/step, 10.0 samples/sec"
+    }
+    assert set(re.findall(r"\S+ ex/s", bar.getvalue())) == {"10 ex/s"}
+    assert (times.secs["steps"], times.secs["between"], times.epoch_secs) == (8.0, 400.0, 4.0)
 
 
 def test_waiting_for_the_last_step_of_an_epoch_is_in_its_line_alone(clock):

@@ -221,7 +221,7 @@ class Device:
 )
 def test_memory_in_use_is_shown_where_the_device_tells_it(clock, stats, text):
     mesh = SimpleNamespace(local_devices=[Device(stats)])
-    trainer = SimpleNamespace(builder=SimpleNamespace(mesh=mesh))
+    trainer = SimpleNamespace(builder=SimpleNamespace(mesh=mesh), secs_beside=0.0)
     file = io.StringIO()
     shown(Progress(file=file), clock, trainer=trainer)
     expected = f"epoch 1/1  step 6/8  loss 0.5000  10 ex/s  0:02 left{text}"
@@ -237,7 +237,8 @@ def lines_on_terminal(monkeypatch, clock, columns, **options):
     monkeypatch.setenv("TERM", "xterm")
     terminal, stats = Terminal(), {"bytes_in_use": 3 * 2**30, "bytes_limit": 75 * 2**30}
     trainer = SimpleNamespace(
-        builder=SimpleNamespace(mesh=SimpleNamespace(local_devices=[Device(stats)]))
+        builder=SimpleNamespace(mesh=SimpleNamespace(local_devices=[Device(stats)])),
+        secs_beside=0.0,
     )
     values = dict(zip(NAMES, (0.25, 0.5, 0.875), strict=True))
     shown_values = Progress(test=lambda: values, file=terminal, **options)

@@ -5,6 +5,8 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
 
 import penstock as ps
 from penstock import layers, metrics, readers
@@ -148,3 +150,21 @@ def test_programs_of_a_test_on_several_cpu_devices_run_one_after_the_other(monke
     trainer = ps.Trainer(program, place=jax.devices()[:2])
     trainer.test(linear_reader(8, 4), confidence=0.9)
     assert not at_once
+
+
+def test_seconds_beside_steps_are_counted_whether_or_not_a_call_succeeds(tmp_path):
+    """Of what tests and saves, for a handler too; steps that still run are none of them."""
+    trainer, before = ps.Trainer(linear_program, optax.sgd(0.1), place="cpu"), time.monotonic()
+    found = [trainer.secs_beside]
+    trainer.test(linear_reader())
+    found.append(trainer.secs_beside)
+    trainer.train(linear_reader(), ps.handlers.Evaluate(linear_reader()))
+    found.append(trainer.secs_beside)
+    with pytest.raises(ps.ReaderError):
+        trainer.test([])
+    found.append(trainer.secs_beside)
+    trainer.save_params(tmp_path)
+    found.append(trainer.secs_beside)
+    assert found == sorted(set(found))
+    assert found[0] == 0.0
+    assert found[-1] < time.monotonic() - before

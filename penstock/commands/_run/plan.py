@@ -323,18 +323,17 @@ def make_handlers(
         "steps_per_epoch": data.steps_per_epoch,
         "num_steps": length.num_steps,
     }
-    # Before the tests, whose time is not to count as that of steps.
     chosen: list[Any] = [run_handlers.Record(folder.record, sizes)]
+    # Tests come first: handlers behind them show and log their results.
+    if evaluate is not None:
+        chosen += [evaluate, functools.partial(run_handlers.evaluate_at_end, evaluate)]
     if shows_lines:
         chosen.append(handlers.Log(every))
     elif is_shown:
         chosen.append(handlers.Progress(test=evaluate, stop_at=length.stop_at))
+    chosen.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
     if logging.summaryDir is not None:
         chosen.append(handlers.TensorBoard(logging.summaryDir, every_steps=max(every, 1)))
-    # Tests come next: handlers behind them show and log their results.
-    if evaluate is not None:
-        chosen += [evaluate, functools.partial(run_handlers.evaluate_at_end, evaluate)]
-    chosen.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
     if logging.print_model_statistics or logging.log_trainable_vars_statistics:
         chosen.append(handlers.Summary())
     if logging.log_device_placement:

@@ -143,7 +143,7 @@ class Report:
             return
         self._times(event)
         points = self._curves(event)
-        self._history.add(event, points)
+        self._history.add(event, points, self._times.epoch_secs)
         if isinstance(event, events.EndStep):
             self._num_steps = event.global_step + 1
         if isinstance(event, events.EndTraining):

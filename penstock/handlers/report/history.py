@@ -9,22 +9,27 @@ from typing import NamedTuple
 
 from penstock import events
 from penstock._json_values import encode_json
-from penstock.handlers._readings import Point
+from penstock.handlers._readings import Point, StepClock
 from penstock.handlers.figures import LARGEST_DRAWN, CurveSet
 
 _SECONDS: Sequence[str] = ("steps", "data_wait", "measure", "compile", "between")
 
 
 class RunTimes:
-    """Count seconds of `steps`, of `data_wait` and `measure` in them, `compile`, `between` epochs.
+    """Count seconds of `steps`, of `data_wait` and `measure` in them, `compile`, `between` them.
 
-    What is measured are gradients and updates, see `Gradients`; between epochs are tests and
-    saving. Call it with every event, and `begin` to go on from the seconds of a run.
+    What is measured are gradients and updates, see `Gradients`; between steps are tests and saving.
+    Call it with every event, and `begin` to go on from the seconds of a run.
+
+    Attributes:
+      epoch_secs: of the last epoch, its compiles included, tests and saving in it not.
     """
 
     def __init__(self) -> None:
         self.begin({})
-        self._mark = self._measured = self._compiled = 0.0
+        self._clock = StepClock()
+        self._marks = (0.0,) * 4
+        self._measured = self.epoch_secs = 0.0
         self._trainer: events.Training | None = None
         self._is_in_epoch = False
 
@@ -34,38 +39,43 @@ class RunTimes:
 
     def __call__(self, event: events.Event) -> None:
         """Count the seconds since the last event that ends a part."""
+        self._clock(event)
         match event:
             case events.EndStep():
                 self._measured += event.measure_secs
             case events.BeginTraining():
-                self._trainer, self._compiled = event.trainer, _read_compile_secs(event.trainer)
-                self._mark, self._is_in_epoch = time.perf_counter(), False
-                self._measured = 0.0
+                self._trainer, self._is_in_epoch, self._measured = event.trainer, False, 0.0
+                self._marks = self._read_marks()
             case events.BeginEpoch():
-                self._count(is_epoch=False)
+                self._count()
                 self._is_in_epoch = True
             case events.EndEpoch():
-                self._count(is_epoch=True, data_wait=event.data_wait)
+                self._count(event.data_wait)
                 self._is_in_epoch = False
             case events.EndTraining():
-                self._count(is_epoch=self._is_in_epoch)
+                self._count()
                 self._trainer = None
 
-    def _count(self, *, is_epoch: bool, data_wait: float | None = None) -> None:
-        now, compiled = time.perf_counter(), _read_compile_secs(self._trainer)
-        compiling, self._compiled = compiled - self._compiled, compiled
-        measured, self._measured = self._measured, 0.0
-        secs = max(now - self._mark - compiling - measured, 0.0)
-        self._mark = now
-        waited = secs * (data_wait or 0.0)
-        self.secs["compile"] += compiling
+    def _count(self, data_wait: float | None = None) -> None:
+        marks = self._read_marks()
+        passed = [mark - before for mark, before in zip(marks, self._marks, strict=True)]
+        secs, stepping, launching, compiling = passed
+        measured, self._marks, self._measured = self._measured, marks, 0.0
+        if self._is_in_epoch:
+            self.epoch_secs = stepping + launching
+        else:
+            stepping = 0.0
+        waited = stepping * (data_wait or 0.0)
+        self.secs["steps"] += stepping - waited
         self.secs["data_wait"] += waited
         self.secs["measure"] += measured
-        self.secs["steps" if is_epoch else "between"] += secs - waited
+        self.secs["compile"] += compiling
+        self.secs["between"] += max(secs - stepping - measured - compiling, 0.0)
 
-
-def _read_compile_secs(trainer: events.Training | None) -> float:
-    return 0.0 if trainer is None else trainer.builder.programs.compile_time.secs
+    def _read_marks(self) -> tuple[float, ...]:
+        programs = None if self._trainer is None else self._trainer.builder.programs
+        compiled = 0.0 if programs is None else programs.compile_time.secs
+        return time.monotonic(), self._clock.now(), self._clock.launch_secs, compiled
 
 
 Values = dict[str, float]
@@ -91,7 +101,6 @@ class History:
         self.tests: list[tuple[int, Values]] = []
         self.num_left_out = 0
         self.began = ""
-        self._epoch_start = 0.0
 
     def begin(self, event: events.BeginTraining) -> None:
         """Forget what is of another run, or of steps that are made again."""
@@ -103,17 +112,13 @@ class History:
         self.epochs = [epoch for epoch in self.epochs if epoch.num_steps <= step]
         self.tests = [test for test in self.tests if test[0] <= step]
 
-    def add(self, event: events.Event, points: Sequence[Point]) -> None:
-        """Add an event and the points that were ready at it."""
+    def add(self, event: events.Event, points: Sequence[Point], epoch_secs: float) -> None:
+        """Add an event, the points that were ready at it, and how long the last epoch took."""
         self.add_points(points)
-        match event:
-            case events.BeginEpoch():
-                self._epoch_start = time.monotonic()
-            case events.EndEpoch():
-                values = next((dict(p.values) for p in points if p.kind == "epoch"), {})
-                secs = time.monotonic() - self._epoch_start
-                counts = event.epoch, event.global_step, event.num_examples
-                self.epochs.append(Epoch(*counts, round(secs, 3), event.data_wait, values))
+        if isinstance(event, events.EndEpoch):
+            values = next((dict(p.values) for p in points if p.kind == "epoch"), {})
+            counts = event.epoch, event.global_step, event.num_examples
+            self.epochs.append(Epoch(*counts, round(epoch_secs, 3), event.data_wait, values))
 
     def add_points(self, points: Sequence[Point]) -> None:
         """Add points to the curves."""

@@ -36,7 +36,7 @@ _PARTS = {
     "data_wait": "waiting for data",
     "measure": "measuring gradients and updates",
     "compile": "compiling",
-    "between": "between epochs: tests, saving, logs",
+    "between": "between steps: tests, saving, logs",
 }
 
 
