@@ -54,6 +54,7 @@ class Evaluate:
 
     Raises:
       TypeError: `reader` is no reader.
+      ReaderError: at `BeginTraining`, if `reader` can be read once, and is to be read again.
       UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
       ValueError: at `BeginTraining`, if no optimizer keeps the average that is to be tested.
       OSError: at `BeginTraining`, if the folder `best_path` cannot be created.
@@ -158,6 +159,8 @@ class Evaluate:
     def _begin(self, event: events.BeginTraining) -> None:
         self._trainer = get_trainer(event, "Evaluate")
         self._monitor.check(self._trainer)
+        if self._every_epochs:
+            check_reader(self._reader, event.num_epochs // self._every_epochs)
         if self._averaged:
             # Now, and not in the first test, which may be hours later.
             self._trainer.builder.programs.states.check_average()

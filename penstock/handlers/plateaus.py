@@ -64,6 +64,8 @@ class _Plateau(abc.ABC):
                 self._trainer = get_trainer(event, self._owner)
                 if self._test is None:  # its metrics may be others than the program's
                     self._monitor.check(self._trainer)
+                if self._reader is not None:
+                    check_reader(self._reader, event.num_epochs)
                 # A resumed run goes on counting; another call of `train` too.
                 if not event.global_step:
                     self._best, self._num_bad_epochs = None, 0

@@ -60,8 +60,13 @@ class Resamples:
                 jax.block_until_ready(self._sums[name].scalars)
         self._counts.append(batch.rows.num_examples)
 
-    def measure(self, objective: str, values: Sequence[Any], rows: Sequence[RowMetric]) -> Any:
-        """Return the intervals of an objective, in the structure of its program function."""
+    def measure(
+        self, objective: str, values: Sequence[Any], rows: Sequence[Sequence[RowMetric]]
+    ) -> Any:
+        """Return the intervals of an objective, in the structure of its program function.
+
+        `rows` are those that each metric of rows has of each batch.
+        """
         structure = self._programs.network.test[objective].structure
         by_resample, spreads = self._compute(structure, objective)
         kept, place, intervals = iter(rows), 0, []
@@ -109,13 +114,15 @@ class Resamples:
                 values.append(_metrics.compute_values_of(sums, structure))
         return values, np.asarray(scalars[-1])
 
-    def _resample_rows(self, metric: RowMetric) -> Iterator[Any]:
+    def _resample_rows(self, batches: Sequence[RowMetric]) -> Iterator[Any]:
         """Yield a row metric's value of all examples, then of resamples of them."""
+        metric = _metrics.join_rows(batches, np)
         yield _metrics.to_plain(metric.compute())
-        leaves = jax.tree.leaves(metric)
-        num_rows, num_examples = len(leaves[0]), sum(self._counts)
-        owners = np.arange(num_rows) * num_examples // num_rows
-        blocks = np.split(np.arange(num_rows), np.searchsorted(owners, np.arange(1, num_examples)))
+        # An example has as many as its batch was padded to words.
+        sizes = np.array([len(jax.tree.leaves(batch)[0]) for batch in batches])
+        ends = np.repeat(sizes // self._counts, self._counts).cumsum()
+        num_rows, num_examples = int(sizes.sum()), len(ends)
+        blocks = np.split(np.arange(num_rows), ends[:-1])
         random = np.random.Generator(np.random.PCG64(0))
         for _ in range(NUM_RESAMPLES if num_rows <= MANY_ROWS else NUM_RESAMPLES // 5):
             rows = random.integers(0, num_examples, num_examples)

@@ -442,13 +442,13 @@ def run_test(
     means = {}
     for name, accumulator in sums.items():
         structure = programs.network.test[name].structure
-        batches = zip(*_metrics.fetch(kept[name]), strict=True)
+        batches = [*zip(*_metrics.fetch(kept[name]), strict=True)]
         rows = [_metrics.join_rows(metrics, np) for metrics in batches]
         values = _metrics.compute_values(accumulator, structure, rows)
         if resamples is None:
             means[name] = structure.build(values)
         else:
-            means[name] = resamples.measure(name, values, rows)
+            means[name] = resamples.measure(name, values, batches)
     return next(iter(means.values())) if len(means) == 1 else means
 
 

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining, EndEpoch
-from penstock.handlers import Evaluate, Progress, Report
+from penstock.handlers import EarlyStopping, Evaluate, Progress, Report
 from tests.handlers.driving import drive, driven_trainer, linear_trainer
 from tests.networks import (
     Recorder,
@@ -61,6 +61,14 @@ def test_an_average_that_no_optimizer_keeps_is_refused_before_the_first_step():
     trainer = linear_trainer()
     with pytest.raises(ValueError, match="an optimizer state without a moving average"):
         evaluated(trainer=trainer, averaged=True)
+    assert trainer.global_step == 0
+
+
+@pytest.mark.parametrize("make", [Evaluate, lambda reader: EarlyStopping(reader=reader)])
+def test_a_reader_that_can_be_read_once_is_refused_for_several_epochs_before_the_first_step(make):
+    trainer, handler = linear_trainer(), make(iter(linear_reader()))
+    with pytest.raises(ps.ReaderError, match="for 2 epochs, expected what can be read again"):
+        trainer.train(linear_reader(), handler, num_epochs=2)
     assert trainer.global_step == 0
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy import stats
 
 import penstock as ps
 from penstock import layers, metrics, readers
@@ -99,6 +100,25 @@ def test_words_of_an_example_stay_together():
     taken = np.random.default_rng(0).integers(0, 12, (4000, 12))
     means = (values * lengths)[taken].sum(axis=1) / lengths[taken].sum(axis=1)
     assert error.high - error.low == pytest.approx(np.ptp(np.quantile(means, [0.025, 0.975])), 0.1)
+
+
+def test_words_of_an_example_stay_together_in_batches_of_several_lengths():
+    def words_program():
+        score, label = (layers.data(name, [1], lod_level=1) for name in ("score", "label"))
+        return layers.mean(score), metrics.Spearman.of(score, label)
+
+    # Padded to 16 and to 64 words: of the rows of all batches an example has no fixed share.
+    lengths = np.array([2] * 12 + [60] * 4)
+    values = np.random.default_rng(0).normal(size=(2, 16)).astype("float32")
+    score, label = ([np.full(n, v) for v, n in zip(row, lengths, strict=True)] for row in values)
+    batches = [{"score": score[n : n + 4], "label": label[n : n + 4]} for n in range(0, 16, 4)]
+    _, rank = ps.Trainer(words_program).test(batches, confidence=0.95)
+    random, found = np.random.Generator(np.random.PCG64(0)), []
+    for _ in range(1000):
+        taken = random.integers(0, 16, 16)
+        pair = [np.concatenate([column[n] for n in taken]) for column in (score, label)]
+        found.append(stats.spearmanr(*pair).statistic)
+    assert [rank.low, rank.high] == pytest.approx([*np.quantile(found, [0.025, 0.975])], abs=1e-4)
 
 
 def test_value_of_the_batch_has_no_interval_and_is_named(caplog):
