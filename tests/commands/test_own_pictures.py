@@ -375,7 +375,7 @@ def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, ca
     data, reader, _ = open_for_evaluation(saved.flags, "validation", saved.weights, num_devices=1)
     paths = [tmp_path / "photos/val" / name for name in data.test_files or ()]
     expected = np.concatenate([batch["image"] for batch in reader])
-    network = predict._open_run(saved, predict.PredictFlags())
+    network = predict._open_run(saved, predict.PredictFlags(run="", images=()))
     np.testing.assert_array_equal([network.read(path) for path in paths], expected)
     succeed(capsys, "export", "runs/photos_tiny")
     model = ps.InferenceModel.load("runs/photos_tiny/model.penstock")

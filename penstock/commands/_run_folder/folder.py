@@ -259,22 +259,18 @@ def check_usable(folder: RunFolder, run: RunDescription) -> None:
     if run.overwrites or folder.find_weights() is None:
         return
     changed, changes = find_differences(folder, run.config), find_changes(folder, run.facts)
-    test_flags = [name for name in _TEST_DATA if name in changed]
     steps = list_steps(folder.checkpoints)
     is_over = bool(steps) and steps[-1] >= run.num_steps
-    unread = [name for name in _TRAIN_DATA if name in changed and is_over]
-    is_other = "model_name" in changed
-    fits = not (test_flags or unread or is_other or changes)
-    if can_resume(folder, run) and fits and (steps or not changed):
-        return
-    if is_other:
+    if "model_name" in changed:
         why = "It has another network, and its checkpoints do not fit"
-    elif unread:
+    elif is_over and any(name in changed for name in _TRAIN_DATA):
         why = "That run is over, so the new data would not be read, and its results are of the old"
-    elif test_flags:
+    elif any(name in changed for name in _TEST_DATA):
         why = "Its tests are of other data, and its best network would be compared with theirs"
     elif changes:
         why = "The data changed since that run, so its tests cannot be compared with new ones"
+    elif can_resume(folder, run) and (steps or not changed):
+        return
     elif steps:
         why = "CheckpointSaverHook is not among --hooks, so it cannot go on and would start again"
     else:
