@@ -132,17 +132,17 @@ def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]
 def check_known(
     subject: str,
     name: str | None,
-    known: Collection[str],
+    names: Collection[str],
     why: str = "",
     error: type[Exception] = UnknownNameError,
 ) -> None:
     """Raise unless a name is among those that exist; `subject` is what got it."""
-    if name not in known:
-        hint = why + nearest(str(name), known)
-        raise error(f"{subject} got {name!r}, expected one of {listed(known)}.{hint}")
+    if name not in names:
+        hint = why + nearest(str(name), names)
+        raise error(f"{subject} got {name!r}, expected one of {listed(names)}.{hint}")
 
 
-def nearest(name: str, known: Iterable[str], question: str = "Did you mean") -> str:
+def nearest(name: str, names: Iterable[str], question: str = "Did you mean") -> str:
     """Return `" Did you mean 'x'?"` for the known name closest to `name`, or an empty string.
 
     >>> nearest("imgae", ["image", "label"])
@@ -150,12 +150,12 @@ def nearest(name: str, known: Iterable[str], question: str = "Did you mean") -> 
     >>> nearest("resnet152", ["resnet50", "resnet_v1_152"])
     " Did you mean 'resnet_v1_152'?"
     """
-    known = list(known)
+    names = list(names)
     # A number says more than letters.
     numbers = set(re.findall(r"\d{2,}", name))
-    alike = [other for other in known if numbers & set(re.findall(r"\d{2,}", other))]
+    alike = [other for other in names if numbers & set(re.findall(r"\d{2,}", other))]
     matches = difflib.get_close_matches(name, alike, n=1)
-    matches = matches or difflib.get_close_matches(name, known, n=1)
+    matches = matches or difflib.get_close_matches(name, names, n=1)
     return f" {question} {matches[0]!r}?" if matches else ""
 
 
@@ -176,8 +176,8 @@ def find_os_error(error: BaseException, path: str | os.PathLike[str]) -> OSError
     """
     number = getattr(error, "errno", None)
     if number is None:
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        number = None if found is None else int(found[1])
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        number = None if match is None else int(match[1])
     return None if number is None else OSError(number, os.strerror(number), os.fspath(path))
 
 
@@ -217,10 +217,10 @@ class FixedAttributes:
           AttributeError: there is no such attribute, or it stays what it is.
         """
         owner = type(self)
-        known = getattr(owner, name, None)
-        is_fixed = isinstance(known, MemberDescriptorType) and name not in self._settable
-        is_read_only = (isinstance(known, property) and known.fset is None) or callable(known)
-        is_refused = known is None or (is_fixed and hasattr(self, name)) or is_read_only
+        member = getattr(owner, name, None)
+        is_fixed = isinstance(member, MemberDescriptorType) and name not in self._settable
+        is_read_only = (isinstance(member, property) and member.fset is None) or callable(member)
+        is_refused = member is None or (is_fixed and hasattr(self, name)) or is_read_only
         if is_refused and not name.startswith("_") and "__slots__" in vars(owner):
             raise AttributeError(_refuse(owner, name))
         super().__setattr__(name, value)
@@ -237,15 +237,15 @@ class FixedAttributes:
 def _refuse(owner: type[FixedAttributes], name: str) -> str:
     """Return why an attribute cannot be set, and what to do."""
     described = {
-        each: str(inspect.getdoc(getattr(owner, each)))
-        for each in dir(owner)
-        if getattr(getattr(owner, each), "fset", None) is not None or each in owner._settable
+        member: str(inspect.getdoc(getattr(owner, member)))
+        for member in dir(owner)
+        if getattr(getattr(owner, member), "fset", None) is not None or member in owner._settable
     }
     expected = f"only {listed(described)} to be set" if described else "no attribute to be set"
     why = "It stays as it was made" if hasattr(owner, name) else "Nothing would read it"
     # By what they say of themselves too: `learning_rate` is near nothing by its letters.
     words = name.replace("_", " ")
-    meant = [each for each, text in described.items() if words in text]
+    meant = [member for member, text in described.items() if words in text]
     if callable(getattr(owner, name, None)):
         why, remedy = "It is a method", f"Call {owner.__name__}.{name}(...)"
     elif name in inspect.signature(owner.__init__).parameters:

@@ -110,9 +110,9 @@ def write_tensors(
         try:
             save_file(dict(tensors), temporary, metadata=dict(metadata))
         except SafetensorError as error:
-            if (found := find_os_error(error, path)) is None:
+            if (os_error := find_os_error(error, path)) is None:
                 raise
-            raise found from error
+            raise os_error from error
         # The library writes a file that nobody else may read, and renames it.
         if temporary.stat().st_mode != mode:
             temporary.chmod(mode)

@@ -90,7 +90,7 @@ class Holder:
         return f"{who} on {self.host} since {self.since}"
 
 
-class _Found(NamedTuple):
+class _Record(NamedTuple):
     """A lock file that was read: its holder, None where it is half written, and its time."""
 
     holder: Holder | None
@@ -140,8 +140,8 @@ class FolderLock:
         self.folder.mkdir(parents=True, exist_ok=True)
         # Again after a file was cleared: another process may have been quicker.
         while not self._create():
-            if found := _read(self.path):
-                self._clear(found)
+            if record := _read(self.path):
+                self._clear(record)
         self._pid, self._stop = os.getpid(), threading.Event()
         self._thread = threading.Thread(
             target=self._renew, args=(self._stop,), name="penstock lock", daemon=True
@@ -163,8 +163,8 @@ class FolderLock:
     def check(self) -> None:
         """Raise FolderInUseError if another run has taken it; a file that is gone is made again."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self._create() and (found := _read(self.path)):
-            raise self._make_refusal(found.holder)
+        if not self._create() and (record := _read(self.path)):
+            raise self._make_refusal(record.holder)
 
     def _create(self) -> bool:
         """Make the file; return whether it is ours."""
@@ -183,44 +183,44 @@ class FolderLock:
 
     def _is_ours(self) -> bool:
         """Return whether the file is of this lock; the child of a fork has none."""
-        found = _read(self.path)
-        holder = found and found.holder
+        record = _read(self.path)
+        holder = record and record.holder
         # The number too: a fork has the token of its parent.
         return bool(holder) and (holder.token, holder.pid) == (self._token, os.getpid())
 
-    def _clear(self, found: _Found) -> None:
+    def _clear(self, record: _Record) -> None:
         """Remove the file of a holder that is gone; FolderInUseError where it is there."""
-        is_alive = found.is_alive
+        is_alive = record.is_alive
         # On another machine, or in another container: only time tells.
-        if self._is_renewed(found) if is_alive is None else is_alive:
-            raise self._make_refusal(found.holder)
+        if self._is_renewed(record) if is_alive is None else is_alive:
+            raise self._make_refusal(record.holder)
         # Of two processes that got here, one must not remove the new file of the other.
         with _exclude_others(self.folder):
             now = _read(self.path)
-            if now is not None and now.holder == found.holder:
+            if now is not None and now.holder == record.holder:
                 self.path.unlink(missing_ok=True)
 
-    def _is_renewed(self, found: _Found) -> bool:
+    def _is_renewed(self, record: _Record) -> bool:
         """Return whether a holder out of sight renews its file; waits until that is certain."""
         with tempfile.TemporaryFile(dir=self.folder) as file:  # the time by the server's clock
-            age = max(os.fstat(file.fileno()).st_mtime - found.mtime, 0.0)
+            age = max(os.fstat(file.fileno()).st_mtime - record.mtime, 0.0)
         end = time.monotonic() + PATIENCE_SECS - age
         if time.monotonic() < end:
             _LOGGER.warning(
                 "the folder %s was held by %s %.0f s ago: waiting up to %.0f s to see whether it "
                 "still runs",
                 self.folder,
-                found.holder or "another process",
+                record.holder or "another process",
                 age,
                 PATIENCE_SECS - age,
             )
         while time.monotonic() < end:
             time.sleep(_POLL_SECS)
             now = _read(self.path)
-            if now is None or now.holder != found.holder:
+            if now is None or now.holder != record.holder:
                 return False  # released, or taken by another: `acquire` looks again
             # Its thread renews it: the holder lives.
-            if now.mtime != found.mtime:
+            if now.mtime != record.mtime:
                 return True
         return False
 
@@ -243,12 +243,12 @@ class FolderLock:
 
 def is_in_use(folder: str | os.PathLike[str]) -> bool:
     """Return whether a run seems to be at work in a folder; does not wait to be certain."""
-    found = _read(Path(folder) / NAME)
-    if found is None:
+    record = _read(Path(folder) / NAME)
+    if record is None:
         return False
     # Out of sight: as long as its file may still be renewed.
-    is_fresh = time.time() - found.mtime < PATIENCE_SECS
-    return is_fresh if found.is_alive is None else found.is_alive
+    is_fresh = time.time() - record.mtime < PATIENCE_SECS
+    return is_fresh if record.is_alive is None else record.is_alive
 
 
 @contextlib.contextmanager
@@ -263,7 +263,7 @@ def _exclude_others(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read(path: Path) -> _Found | None:
+def _read(path: Path) -> _Record | None:
     """Return a lock file as it is now; None where there is none."""
     try:
         # Opened each time: a network file system then asks its server how old the file is.
@@ -272,9 +272,9 @@ def _read(path: Path) -> _Found | None:
     except FileNotFoundError:
         return None
     try:
-        return _Found(Holder(**json.loads(text)), mtime)
+        return _Record(Holder(**json.loads(text)), mtime)
     except (ValueError, TypeError):
-        return _Found(None, mtime)
+        return _Record(None, mtime)
 
 
 def _read_boot() -> str:

@@ -116,8 +116,8 @@ def mesh(*, data: int = -1, model: int = 1) -> Mesh:
     """
     devices, sizes = jax.devices(), [data, model]
     if -1 in sizes:
-        rest = sizes[1 - sizes.index(-1)]
-        sizes[sizes.index(-1)] = len(devices) // rest if rest > 0 else -1
+        other = sizes[1 - sizes.index(-1)]
+        sizes[sizes.index(-1)] = len(devices) // other if other > 0 else -1
     if min(sizes) < 1 or math.prod(sizes) != len(devices):
         raise ValueError(
             f"mesh got data={data} and model={model}, expected sizes whose product is the number "

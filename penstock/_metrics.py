@@ -120,12 +120,12 @@ def flatten_returned(
     outline = map_leaves(remove, returned)
 
     def fill(values: Sequence[Any]) -> Any:
-        rest = iter(values)
+        remaining = iter(values)
 
         def take(kind: type[Any] | None) -> Any:
             if kind is None:
-                return next(rest)
-            return kind(*[next(rest) for _ in dataclasses.fields(kind)])
+                return next(remaining)
+            return kind(*[next(remaining) for _ in dataclasses.fields(kind)])
 
         return map_leaves(take, outline)
 

@@ -303,8 +303,8 @@ def outline(returned: object) -> Any:
 def _count(shape: Any) -> int:
     if shape is None:
         return 1
-    (kind, inner), *others = shape.items()
-    if others or kind not in ("dict", "tuple", "list", "sequence"):
+    (kind, inner), *extra = shape.items()
+    if extra or kind not in ("dict", "tuple", "list", "sequence"):
         raise ValueError(f"the outline {shape}")
     if kind == "sequence":
         return int(inner)

@@ -122,9 +122,9 @@ def check_feed(
         )
     problems, columns = [], {}
     # All problems at once: a reader is most often wrong in several inputs.
-    known = specs if declared is None else declared
+    inputs = specs if declared is None else declared
     carried = [
-        name for name in feed if name not in specs and not _sequence_feeds.is_lengths(name, known)
+        name for name in feed if name not in specs and not _sequence_feeds.is_lengths(name, inputs)
     ]
     for name in carried:
         if declared is not None and name not in declared:
@@ -306,12 +306,12 @@ class Feeder:
         self,
         mesh: Mesh,
         specs: Mapping[str, FeedSpec],
-        known: Mapping[str, FeedSpec] | None = None,
+        declared: Mapping[str, FeedSpec] | None = None,
         exchange: Exchange | None = None,
     ) -> None:
         self.mesh = mesh
         self.is_single_cpu = mesh.size == 1 and _mesh.is_on_cpu(mesh)
-        self._specs, self._known = specs, known
+        self._specs, self._declared = specs, declared
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
         self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
         self._num_local = _mesh.count_local_parts(mesh)
@@ -330,7 +330,7 @@ class Feeder:
         if count is not None and max(map(len, batches)) > len(self._specs):
             columns = [{name: batch[name] for name in self._specs} for batch in batches]
         elif count is None:
-            ready = [check_feed(batch, self._specs, self._known) for batch in batches]
+            ready = [check_feed(batch, self._specs, self._declared) for batch in batches]
             columns, count = [feed for feed, _ in ready], ready[0][1]
             if any(number != count for _, number in ready):
                 raise FeedError(
@@ -379,7 +379,7 @@ class Feeder:
         for batch in batches:
             if batch.__class__ is not dict:
                 return None
-            if self._known is not None and len(batch) > len(self._specs):
+            if self._declared is not None and len(batch) > len(self._specs):
                 return None
             for name, spec in self._specs.items():
                 value: Any = batch.get(name)

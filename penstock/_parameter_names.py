@@ -52,16 +52,16 @@ def nest(entries: Mapping[Path, T]) -> Nested[T]:
 
 def split(tree: Nested[T], ours: frozenset[Path]) -> tuple[Nested[T], dict[Path, T]]:
     """Return the nested dict of the entries at some paths, and the others, flat."""
-    others = flatten(tree)
-    if others.keys() <= ours:
+    theirs = flatten(tree)
+    if theirs.keys() <= ours:
         return tree, {}
-    taken = {path: others.pop(path) for path in list(others) if path in ours}
-    return nest(taken), others
+    taken = {path: theirs.pop(path) for path in list(theirs) if path in ours}
+    return nest(taken), theirs
 
 
-def merge(tree: Nested[T], others: Mapping[Path, T]) -> Nested[T]:
+def merge(tree: Nested[T], theirs: Mapping[Path, T]) -> Nested[T]:
     """Return the whole tree from the two parts that `split` made."""
-    return nest({**flatten(tree), **others}) if others else tree
+    return nest({**flatten(tree), **theirs}) if theirs else tree
 
 
 def list_prefixes(paths: Iterable[Path]) -> list[str]:
@@ -162,13 +162,13 @@ def subtract_patterns(
     >>> subtract_patterns(["a", "c"], "*/b", table)
     ('a/w', 'c')
     """
-    rest: list[str] = []
+    remaining: list[str] = []
     for pattern in patterns:
         names = [spell(path) for _, path in table if _matches(spell(path), pattern)]
         left = [name for name in names if not any(_matches(name, p) for p in _list(taken))]
         # As people wrote it where it can stay: a network has hundreds of names.
-        rest += [pattern] if left == names else left
-    return tuple(rest)
+        remaining += [pattern] if left == names else left
+    return tuple(remaining)
 
 
 def _list(patterns: Patterns) -> list[str]:

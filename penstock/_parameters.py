@@ -230,13 +230,13 @@ def _split_names(tensors: Mapping[str, np.ndarray], file: Path) -> dict[Key, np.
     entries = {}
     for name, value in tensors.items():
         # The collection is the first part of a name in the file; users never see it.
-        collection, *rest = name.split("/")
-        if collection not in ("params", "batch_stats") or not rest:
+        collection, *path = name.split("/")
+        if collection not in ("params", "batch_stats") or not path:
             raise ParameterError(
                 f"{str(file)!r} got an entry {name!r}, expected names that begin with 'params/' or "
                 "'batch_stats/'. It was not written by trainer.save_params."
             )
-        entries[collection, tuple(rest)] = value
+        entries[collection, tuple(path)] = value
     return entries
 
 
@@ -266,11 +266,11 @@ def check(
     hint: str,
 ) -> None:
     """Raise unless the entries of a file are those of `table`."""
-    found = list_differences(entries, table)
+    differences = list_differences(entries, table)
     if may_have_extra:
-        found["extra"] = []
-    if any(found.values()):
-        lines = [f"  {kind}: {line}" for kind, each in found.items() for line in each]
+        differences["extra"] = []
+    if any(differences.values()):
+        lines = [f"  {kind}: {line}" for kind, group in differences.items() for line in group]
         raise ParameterError(
             f"the parameters in {str(path)!r} do not fit the program:\n" + "\n".join([*lines, hint])
         )
@@ -359,8 +359,8 @@ def _print_report(param_path: str | os.PathLike[str], report: Mapping[str, list[
         lines = report[kind]
         # What was left out by request is no news; of a large network it would be hundreds of lines.
         if kind == "excluded" and len(lines) > _MOST_EXCLUDED:
-            rest = len(lines) - _MOST_EXCLUDED
-            lines = [*lines[:_MOST_EXCLUDED], f"{rest} more of {len(report[kind])}"]
+            num_more = len(lines) - _MOST_EXCLUDED
+            lines = [*lines[:_MOST_EXCLUDED], f"{num_more} more of {len(report[kind])}"]
         for line in lines:
             print(f"  {reason}: {line}")
 

@@ -26,7 +26,7 @@ def escape(text: str) -> str:
     >>> print(escape("a dog \x1b[2J"), escape("Füchse 🦊"))
     a dog \x1b[2J Füchse 🦊
     """
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def align_rows(rows: Sequence[Sequence[str]], *, right: Collection[int]) -> list[str]:

@@ -392,8 +392,8 @@ def combine_handlers(event_handler: Handler | Sequence[Handler] | None) -> Handl
                 name = getattr(handler, "__qualname__", type(handler).__qualname__)
                 # The end reaches every handler: what they hold open must be closed.
                 if isinstance(event, EndTraining) and event.error is not None:
-                    said = f"{type(error).__name__}: {error}"
-                    event.error.add_note(f"The event handler {name} failed at the end too: {said}")
+                    text = f"{type(error).__name__}: {error}"
+                    event.error.add_note(f"The event handler {name} failed at the end too: {text}")
                     if isinstance(error, Exception):
                         continue  # what ended the training is what is raised
                 error.add_note(f"Raised by the event handler {name} at {event!r}.")

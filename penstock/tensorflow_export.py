@@ -84,7 +84,7 @@ def _check(folder: str, feed: Mapping[str, np.ndarray], expected: Mapping[str, A
     """Raise unless a SavedModel answers what JAX does."""
     tf: Any = importlib.import_module("tensorflow")
     try:
-        found = tf.saved_model.load(folder).signatures["serving_default"](
+        outputs = tf.saved_model.load(folder).signatures["serving_default"](
             **{name: tf.constant(value) for name, value in feed.items()}
         )
     except (tf.errors.OpError, ValueError) as error:
@@ -95,7 +95,7 @@ def _check(folder: str, feed: Mapping[str, np.ndarray], expected: Mapping[str, A
         ) from error
     for name, value in expected.items():
         mine = np.asarray(value, np.float64)
-        difference = np.max(np.abs(found[name].numpy() - mine), initial=0)
+        difference = np.max(np.abs(outputs[name].numpy() - mine), initial=0)
         if not difference <= 1e-4 * max(np.max(np.abs(mine), initial=0), 1e-30):
             raise ExportError(
                 f"the output {name!r} of the SavedModel got a difference from JAX of "

@@ -146,22 +146,22 @@ def parse(description: JSONObject, where: str) -> dict[str, Any]:
 def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) -> Contents:
     """Return the contents that a description and arrays make, every checksum verified."""
     try:
-        said = parse(description, where)
+        fields = parse(description, where)
         # Older ones can be read: fields that came later have defaults.
-        if said["format"] > FORMAT:
+        if fields["format"] > FORMAT:
             raise CheckpointError(
-                f"{where}: got format {said['format']}, expected {FORMAT} or less. A newer "
+                f"{where}: got format {fields['format']}, expected {FORMAT} or less. A newer "
                 "penstock wrote it"
             )
         # A field of another version raises TypeError, which is caught below.
         # Until 0.1 there were sizes that batches were padded to.
-        position = Position(**{k: v for k, v in said["position"].items() if k != "batch_sizes"})
+        position = Position(**{k: v for k, v in fields["position"].items() if k != "batch_sizes"})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{where}: its description is no JSON of ours ({error})") from error
     arrays = {}
-    for name, entry in said["leaves"].items():
+    for name, entry in fields["leaves"].items():
         value = leaves.get(name)
         if value is None:
             raise CheckpointError(f"{where}: the array {name!r} is missing")
@@ -175,11 +175,11 @@ def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) 
     return Contents(
         leaves=arrays,
         position=position,
-        extra=said["extra"],
-        metric=said.get("metric"),
-        pieces={name: Piece(*piece) for name, piece in said.get("pieces", {}).items()},
-        num_parts=said.get("num_parts", 1),
-        attempt=said.get("attempt", ""),
+        extra=fields["extra"],
+        metric=fields.get("metric"),
+        pieces={name: Piece(*piece) for name, piece in fields.get("pieces", {}).items()},
+        num_parts=fields.get("num_parts", 1),
+        attempt=fields.get("attempt", ""),
     )
 
 

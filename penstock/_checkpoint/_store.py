@@ -119,10 +119,10 @@ class Store:
         except BaseException as error:
             if not contents.part:
                 self.tidy()
-            found = find_os_error(error, self.directory / str(step))
-            if found is None:
+            os_error = find_os_error(error, self.directory / str(step))
+            if os_error is None:
                 raise
-            raise found from error
+            raise os_error from error
 
     def _complete(self, step: int, folder: Path, contents: Contents) -> None:
         for number in range(1, contents.num_parts):
@@ -177,8 +177,8 @@ class Store:
         path = folder / name_part(0)
         first = read_old(folder) if _is_old(folder) else read_part(path)
         names = map(name_part, range(1, first.num_parts))
-        others = [read_part(folder / name) for name in names]
-        return join_parts([first, *others], str(folder)) if others else first
+        parts = [read_part(folder / name) for name in names]
+        return join_parts([first, *parts], str(folder)) if parts else first
 
     def read_newest(self, *, before: int | None = None) -> Contents | None:
         """Return the newest checkpoint that is not damaged, up to a global step; None without any.
@@ -217,10 +217,10 @@ def is_checkpoint(path: Path) -> bool:
         return False
     names = {name_part(0), *OLD_NAMES}
     try:
-        found = os.listdir(path)
+        entries = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):  # deleted since by a run that goes on; a file
         return False
-    return not found or not names.isdisjoint(found)
+    return not entries or not names.isdisjoint(entries)
 
 
 def is_step(name: str) -> bool:

@@ -59,9 +59,9 @@ def _read(path: Path, source: Path | io.BytesIO, num_bytes: int, config: Config)
             return _read_legacy(tree, root)
         if any(name.split("/")[-1] == _VARIABLES for name in tree.groups):
             return _read_layers(tree, config)
-        found = ", ".join(sorted({name.split("/")[0] for name in tree.groups if name})[:5])
+        groups = ", ".join(sorted({name.split("/")[0] for name in tree.groups if name})[:5])
         raise WeightFileError(
-            f"got an HDF5 file with {found or 'no groups'}, expected Keras weights: the attribute "
+            f"got an HDF5 file with {groups or 'no groups'}, expected Keras weights: the attribute "
             "layer_names, or groups named vars. Save it with model.save_weights(...)."
         )
 

@@ -94,11 +94,11 @@ class _Instructions(dict[int, Callable[[Any], None]]):
 
     def __missing__(self, byte: int) -> Callable[[Any], None]:
         """Refuse an instruction, before its argument, which may be of any size, is read."""
-        known = next((op for op in pickletools.opcodes if op.code == chr(byte)), None)
-        if known is None:
+        opcode = next((op for op in pickletools.opcodes if op.code == chr(byte)), None)
+        if opcode is None:
             raise _damage_error(f"no instruction has the byte {byte}")
         raise WeightFileError(
-            f"got the pickle instruction {known.name}, expected plain data and tensors. It is "
+            f"got the pickle instruction {opcode.name}, expected plain data and tensors. It is "
             "never carried out, as it may run code. Save the state dict alone, as safetensors."
         )
 

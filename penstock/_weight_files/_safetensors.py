@@ -18,9 +18,9 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 def find_in_folder(folder: Path) -> Path | None:
     """Return the index of a folder's parts, or its only `.safetensors` file; None without one."""
     for pattern in (f"*{INDEX_SUFFIX}", "*.safetensors"):
-        found = sorted(folder.glob(pattern))
-        if len(found) == 1:
-            return found[0]
+        files = sorted(folder.glob(pattern))
+        if len(files) == 1:
+            return files[0]
     return None
 
 

@@ -486,9 +486,9 @@ def read_state_dict(
             notes.append(f"the raw weights, though the file has an average under {averages[0]!r}")
     # A key that is no string names no weight.
     named = {
-        name: found for name, item in state_dict.items() if (found := find_tensor(item)) is not None
+        key: tensor for key, item in state_dict.items() if (tensor := find_tensor(item)) is not None
     }
-    tensors = {name: found for name, found in named.items() if isinstance(name, str)}
+    tensors = {name: tensor for name, tensor in named.items() if isinstance(name, str)}
     if left := [name for name in state_dict if name not in tensors and name != PADDLE_NAMES]:
         notes.append(f"left out {_list_some(left)}, which are no tensors")
     return read_arrays(tensors, read_bytes), tuple(notes)
@@ -518,9 +518,9 @@ def _find_state_dict(
     order = (*AVERAGES, *ENTRIES) if moving_averages else (*ENTRIES, *AVERAGES)
     # A state dict holds no dict with tensors. Where one does, tensors beside it are others: the
     # best accuracy, the state of the random numbers.
-    known = [name for name in order if name in inside]
-    if known or len(inside) == 1:
-        name = known[0] if known else next(iter(inside))
+    names = [name for name in order if name in inside]
+    if names or len(inside) == 1:
+        name = names[0] if names else next(iter(inside))
         return (name if isinstance(name, str) else repr(name)[:60]), inside[name]
     if not inside and _has_tensors(value):
         return None, entries
@@ -533,7 +533,7 @@ def _find_state_dict(
 
 def _describe(value: object) -> str:
     held = value.values() if isinstance(value, dict) else [value]
-    below = [item for each in held if isinstance(each, dict) for item in each.values()]
+    below = [item for entry in held if isinstance(entry, dict) for item in entry.values()]
     unknown = [item.name for item in (*held, *below) if isinstance(item, StandIn)]
     what = f"a dict with {_list_some(value)}" if isinstance(value, dict) else "a pickle"
     if unknown:

@@ -87,7 +87,7 @@ class LinePrinter:
     def __init__(self) -> None:
         self.is_news = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._said: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
         out, error = _Output(sys.stdout, "standard output"), _Output(sys.stderr, "standard error")
         # Lines stay whole where both are one terminal or file.
         with contextlib.suppress(OSError, TypeError):
@@ -98,7 +98,7 @@ class LinePrinter:
     @property
     def failure(self) -> tuple[str, OSError] | None:
         """The stream that cannot be written, and why: its lines are dropped; None without one."""
-        failures = ((each.name, each.error) for each in self._outputs if each.error is not None)
+        failures = ((output.name, output.error) for output in self._outputs if output.error)
         return next(failures, None)
 
     def print_lines(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None:
@@ -109,7 +109,7 @@ class LinePrinter:
 
     def say(self, text: str) -> None:
         """Print a line of the launcher's own, on stderr; does not wait for that."""
-        line, before = f"penstock launch: {text}\n".encode(errors="replace"), self._said
+        line, before = f"penstock launch: {text}\n".encode(errors="replace"), self._writer
 
         def write() -> None:
             # A lock lets any of those in that wait for it.
@@ -117,7 +117,7 @@ class LinePrinter:
                 before.join()
             self._outputs[True].write(line)
 
-        self._said = self.start(write)
+        self._writer = self.start(write)
 
     def start(self, function: Callable[[], None]) -> threading.Thread:
         """Have a thread do something that `drain` waits for."""

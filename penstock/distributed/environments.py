@@ -76,9 +76,9 @@ def find_torchrun(environ: Environ) -> Membership | None:
     """Find torchrun, or others that speak its language."""
     launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "RANK and WORLD_SIZE"
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    found = _find_place(environ, launcher, "RANK", "WORLD_SIZE", *local)
-    if found is None or found.is_alone:
-        return found
+    membership = _find_place(environ, launcher, "RANK", "WORLD_SIZE", *local)
+    if membership is None or membership.is_alone:
+        return membership
     master_port = read_number(environ, "MASTER_PORT") or 0
     # torch's own store listens at MASTER_PORT. Runs that share a machine have mostly counted that
     # up, and so their coordinators do not meet either.
@@ -86,18 +86,18 @@ def find_torchrun(environ: Environ) -> Membership | None:
     if port == master_port:
         port = _choose_port(master_port + _NUM_PORTS // 2)
     restarts = read_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
-    found = replace(found, restarts=restarts, run=environ.get("TORCHELASTIC_RUN_ID", ""))
-    return _listen_at(found, _require(environ, "MASTER_ADDR", "RANK"), port)
+    membership = replace(membership, restarts=restarts, run=environ.get("TORCHELASTIC_RUN_ID", ""))
+    return _listen_at(membership, _require(environ, "MASTER_ADDR", "RANK"), port)
 
 
 def find_open_mpi(environ: Environ) -> Membership | None:
     """Find mpirun of Open MPI; JAX knows its releases before 5."""
     names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    found = _find_place(environ, "Open MPI", *names)
-    if found is None or found.is_alone:
-        return found
+    membership = _find_place(environ, "Open MPI", *names)
+    if membership is None or membership.is_alone:
+        return membership
     host, port, run = _find_mpirun(environ)
-    return _listen_at(replace(found, run=run), host, port)
+    return _listen_at(replace(membership, run=run), host, port)
 
 
 def _find_mpirun(environ: Environ) -> tuple[str | None, int | None, str]:
@@ -117,12 +117,12 @@ def _find_mpirun(environ: Environ) -> tuple[str | None, int | None, str]:
 def find_pmi(environ: Environ) -> Membership | None:
     """Find MPICH and its kin, which say how many processes there are and not where."""
     local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    found = _find_place(environ, "PMI", "PMI_RANK", "PMI_SIZE", *local)
+    membership = _find_place(environ, "PMI", "PMI_RANK", "PMI_SIZE", *local)
     # Slurm speaks PMI as well, and knows where its processes are.
-    step = _find_place(environ, "PMI", *_STEP) if found and _is_step(environ) else None
-    if found is None or (step and _PLACE(step) == _PLACE(found)):
+    step = _find_place(environ, "PMI", *_STEP) if membership and _is_step(environ) else None
+    if membership is None or (step and _PLACE(step) == _PLACE(membership)):
         return None
-    return _listen_at(found, None, None)
+    return _listen_at(membership, None, None)
 
 
 def find_slurm(environ: Environ) -> Membership | None:
@@ -137,19 +137,16 @@ def find_slurm(environ: Environ) -> Membership | None:
             "it goes on alone. `srun python train.py` in the script starts one a task."
         )
         return Membership(launcher="Slurm", note=note if num_tasks > 1 else "")
-    found = _find_place(environ, "Slurm", *_STEP)
-    if found is None or found.is_alone:
-        return found
+    membership = _find_place(environ, "Slurm", *_STEP)
+    if membership is None or membership.is_alone:
+        return membership
     job, step = (read_number(environ, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     restarts = read_number(environ, "SLURM_RESTART_COUNT") or 0
     num_local = _count_own_tasks(environ)
-    found = replace(found, num_local=num_local, restarts=restarts, run=f"{job}.{step}")
+    membership = replace(membership, num_local=num_local, restarts=restarts, run=f"{job}.{step}")
     # Another port for each of the jobs that follow each other, and for each step of one.
-    host, port = (
-        _first_host(environ.get("SLURM_STEP_NODELIST", "")),
-        _choose_port(job + 1021 * step),
-    )
-    return _listen_at(found, host, port)
+    host = _first_host(environ.get("SLURM_STEP_NODELIST", ""))
+    return _listen_at(membership, host, _choose_port(job + 1021 * step))
 
 
 _PLACE = operator.attrgetter("process_id", "num_processes")
@@ -171,8 +168,8 @@ def _count_own_tasks(environ: Environ) -> int:
     """Return how many tasks the step has on this machine: of `2(x2),1` the first two have two."""
     counts: list[int] = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        if found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part):
-            counts += [int(found[1])] * int(found[2] or 1)
+        if match := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part):
+            counts += [int(match[1])] * int(match[2] or 1)
     node = read_number(environ, "SLURM_NODEID") or 0
     return counts[node] if node < len(counts) else 1
 
@@ -186,12 +183,12 @@ def _first_host(nodes: str) -> str | None:
 def _find_nodes(environ: Environ, *, launcher: str, names: Sequence[str]) -> Membership | None:
     """Find machines with a process on each: the third variable names all of them or the first."""
     rank_name, size_name, hosts_name, run_name = names
-    found = _find_place(environ, launcher, rank_name, size_name)
-    if found is None or found.is_alone:
-        return found
+    membership = _find_place(environ, launcher, rank_name, size_name)
+    if membership is None or membership.is_alone:
+        return membership
     run = environ.get(run_name, "")
     host = _require(environ, hosts_name, rank_name).split()[0]
-    return _listen_at(replace(found, run=run), host, _choose_port(zlib.crc32(run.encode())))
+    return _listen_at(replace(membership, run=run), host, _choose_port(zlib.crc32(run.encode())))
 
 
 _SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "SKYPILOT_TASK_ID")
@@ -318,10 +315,10 @@ def _find_place(
     )
 
 
-def _listen_at(found: Membership, host: str | None, port: int | None) -> Membership:
+def _listen_at(membership: Membership, host: str | None, port: int | None) -> Membership:
     # On one machine no name has to be looked up, and nobody outside it can call.
-    is_one_machine = found.num_processes == found.num_local
-    return replace(found, host="127.0.0.1" if is_one_machine else host, port=port)
+    is_one_machine = membership.num_processes == membership.num_local
+    return replace(membership, host="127.0.0.1" if is_one_machine else host, port=port)
 
 
 def _require(environ: Environ, name: str, beside: str) -> str:
@@ -354,46 +351,46 @@ _VARIABLES = {
 }
 
 
-Given = Mapping[str, Any]
+Settings = Mapping[str, Any]
 """What a person says of the three; what is not there is for others to say."""
 
 
-def detect(environ: Environ, given: Given) -> Membership:
+def detect(environ: Environ, arguments: Settings) -> Membership:
     """Return this process's place among those that were started with it.
 
     ValueError says that what is said contradicts itself, or is not enough.
     """
     # Who asks for one process is alone, whatever place a launcher gave it.
-    if given.get("num_processes") == 1 and not given.get("process_id"):
+    if arguments.get("num_processes") == 1 and not arguments.get("process_id"):
         return ALONE
     variables = {
         "coordinator_address": environ.get("JAX_COORDINATOR_ADDRESS", "").strip() or None,
         "num_processes": read_number(environ, "JAX_NUM_PROCESSES"),
         "process_id": read_number(environ, "JAX_PROCESS_ID"),
     }
-    said = {key: value for key, value in variables.items() if value is not None} | dict(given)
-    if "num_processes" in said:
-        names = (_name("process_id", given), _name("num_processes", given))
-        check_place(names[0], said.get("process_id", 0), names[1], said["num_processes"])
-        if said["num_processes"] == 1:
+    settings = {key: value for key, value in variables.items() if value is not None} | {**arguments}
+    if "num_processes" in settings:
+        names = (_name("process_id", arguments), _name("num_processes", arguments))
+        check_place(names[0], settings.get("process_id", 0), names[1], settings["num_processes"])
+        if settings["num_processes"] == 1:
             return ALONE
-    if len(said) == len(_VARIABLES):
-        found = _describe_variables(environ, given)
+    if len(settings) == len(_VARIABLES):
+        membership = _describe_variables(environ, arguments)
     else:
-        found = _find_launcher(environ)
-        if found.is_alone:
-            _check_alone(said, found)
-            return found
-    return _complete(environ, found, said, given)
+        membership = _find_launcher(environ)
+        if membership.is_alone:
+            _check_alone(settings, membership.launcher)
+            return membership
+    return _complete(environ, membership, settings, arguments)
 
 
-def _name(key: str, given: Given) -> str:
-    return key if key in given else f"the environment variable {_VARIABLES[key]}"
+def _name(key: str, arguments: Settings) -> str:
+    return key if key in arguments else f"the environment variable {_VARIABLES[key]}"
 
 
-def _describe_variables(environ: Environ, given: Given) -> Membership:
+def _describe_variables(environ: Environ, arguments: Settings) -> Membership:
     """Return what stands beside JAX's variables where they say all."""
-    if given:
+    if arguments:
         return Membership(launcher="arguments")
     local_rank = read_number(environ, "PENSTOCK_LOCAL_RANK")
     # `penstock launch` is for one machine, and says which of its processes this is.
@@ -413,25 +410,25 @@ def _find_launcher(environ: Environ) -> Membership:
     incomplete: list[IncompleteError] = []
     for detector in detectors:
         try:
-            found = detector(environ)
+            membership = detector(environ)
         except IncompleteError as error:
             incomplete.append(error)
             continue
-        if found is not None:
-            return found
+        if membership is not None:
+            return membership
     if incomplete:
         raise incomplete[0]
     return ALONE
 
 
-def _check_alone(said: Given, found: Membership) -> None:
+def _check_alone(settings: Settings, launcher: str) -> None:
     # An address may stand in a profile, for all that a launcher starts: to be alone is no mistake.
-    if not said or (found.launcher and list(said) == ["coordinator_address"]):
+    if not settings or (launcher and list(settings) == ["coordinator_address"]):
         return
-    said = {key: said[key] for key in _VARIABLES if key in said}
-    names = ", ".join(f"{key}={value!r}" for key, value in said.items())
-    missing = ", ".join(key for key in _VARIABLES if key not in said)
-    says = f"{found.launcher} says that it is alone" if found.launcher else "No launcher says it"
+    settings = {key: settings[key] for key in _VARIABLES if key in settings}
+    names = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    missing = ", ".join(key for key in _VARIABLES if key not in settings)
+    says = f"{launcher} says that it is alone" if launcher else "No launcher says it"
     variables = ", ".join(_VARIABLES.values())
     raise IncompleteError(
         f"initialize got {names} and no {missing}, expected all three. Together they place this "
@@ -439,33 +436,35 @@ def _check_alone(said: Given, found: Membership) -> None:
     )
 
 
-def _complete(environ: Environ, found: Membership, said: Given, given: Given) -> Membership:
+def _complete(
+    environ: Environ, membership: Membership, settings: Settings, arguments: Settings
+) -> Membership:
     """Return what a launcher says, and in its place what was said by others."""
-    keys = ("process_id", "num_processes")
-    found = replace(found, **{key: said[key] for key in keys if key in said})
+    keys, launcher = ("process_id", "num_processes"), membership.launcher
+    membership = replace(membership, **{key: settings[key] for key in keys if key in settings})
     rank_name, size_name = (
-        _name(key, given) if key in said else f"{key} of {found.launcher}" for key in keys
+        _name(key, arguments) if key in settings else f"{key} of {launcher}" for key in keys
     )
-    check_place(rank_name, found.process_id, size_name, found.num_processes)
-    if "coordinator_address" in said:
-        name = _name("coordinator_address", given)
-        host, port = split_address(said["coordinator_address"], name)
-        found = replace(found, host=host, port=port)
+    check_place(rank_name, membership.process_id, size_name, membership.num_processes)
+    if "coordinator_address" in settings:
+        name = _name("coordinator_address", arguments)
+        host, port = split_address(settings["coordinator_address"], name)
+        membership = replace(membership, host=host, port=port)
     # JAX's own variable, for the port that a launcher's variables lead to.
     elif (port := read_number(environ, "JAX_COORDINATOR_PORT")) is not None:
-        found = replace(found, port=port)
-    if found.host is None or found.port is None:
+        membership = replace(membership, port=port)
+    if membership.host is None or membership.port is None:
         raise IncompleteError(
-            f"{found.launcher} got {found.num_processes} processes and no address, expected one "
-            f"where process 0 listens for the others. {found.launcher} does not say where that is. "
+            f"{launcher} got {membership.num_processes} processes and no address, expected one "
+            f"where process 0 listens for the others. {launcher} does not say where that is. "
             "Set JAX_COORDINATOR_ADDRESS=HOST:PORT for all, with the machine of process 0 and a "
             "port that is free there."
         )
     restarts = read_number(environ, "PENSTOCK_RESTARTS")
-    return found if restarts is None else replace(found, restarts=restarts)
+    return membership if restarts is None else replace(membership, restarts=restarts)
 
 
-def choose_local_devices(environ: Environ, member: Membership) -> list[int] | None:
+def choose_local_devices(environ: Environ, membership: Membership) -> list[int] | None:
     """Return the devices of its machine that a process takes; None for all that it sees.
 
     One, as JAX has it for Slurm and Open MPI, where the launcher started several processes on the
@@ -473,21 +472,21 @@ def choose_local_devices(environ: Environ, member: Membership) -> list[int] | No
     """
     # JAX reads the first itself; by the second Slurm divides the GPUs of a machine.
     is_said = environ.get("JAX_LOCAL_DEVICE_IDS") or environ.get("SLURM_GPUS_PER_TASK")
-    if is_said or member.local_rank is None or member.num_local == 1:
+    if is_said or membership.local_rank is None or membership.num_local == 1:
         return None
     visible = next((environ[name] for name in _VISIBLE_DEVICES if name in environ), None)
-    if visible is not None and len(visible.split(",")) < member.num_local:
+    if visible is not None and len(visible.split(",")) < membership.num_local:
         return None
-    return [member.local_rank]
+    return [membership.local_rank]
 
 
-def split_address(address: str, thing: str = "coordinator_address") -> tuple[str, int]:
+def split_address(address: str, name: str = "coordinator_address") -> tuple[str, int]:
     """Return host and port of `HOST:PORT`; IPv6 stands in brackets."""
-    found = re.fullmatch(r"(?:\[([^]\s]+)\]|([^]:/\s[]+)):([0-9]{1,5})", address)
-    if found is None or not 0 < int(found[3]) < 1 << 16:
+    match = re.fullmatch(r"(?:\[([^]\s]+)\]|([^]:/\s[]+)):([0-9]{1,5})", address)
+    if match is None or not 0 < int(match[3]) < 1 << 16:
         raise ValueError(
-            f"{thing} got {address!r}, expected HOST:PORT. Process 0 listens there, and the others "
+            f"{name} got {address!r}, expected HOST:PORT. Process 0 listens there, and the others "
             "look for it there. Name its machine and a port that is free there: node1:61440, "
             "[fd00::2]:61440."
         )
-    return found[1] or found[2], int(found[3])
+    return match[1] or match[2], int(match[3])

@@ -43,10 +43,10 @@ class Group:
         what all are in, for people. PeerError says that another has failed, or does something else.
         """
         text = json.dumps(value)
-        said = self._enter(name, "all", text)
+        answer = self._enter(name, "all", text)
         # Without a text all have the same.
-        values = [json.loads(said.get("text", text))] * self.count
-        for other, indices in said["others"]:
+        values = [json.loads(answer.get("text", text))] * self.count
+        for other, indices in answer["others"]:
             for index in indices:
                 values[index] = json.loads(other)
         return values
@@ -61,8 +61,8 @@ class Group:
 
         Nobody returns before all values are there.
         """
-        said = self._enter(name, "to_first", json.dumps(value))
-        return [json.loads(text) for text in said.get("texts", ())]
+        answer = self._enter(name, "to_first", json.dumps(value))
+        return [json.loads(text) for text in answer.get("texts", ())]
 
     def broadcast(self, name: str, value: object = None) -> Any:
         """Return the value that process 0 has; as `exchange`. Collective."""

@@ -93,26 +93,26 @@ class Hub:
                 self._look_around(now)
         self._callers.close()
 
-    def _take(self, connection: Connection, said: Message) -> None:
+    def _take(self, connection: Connection, message: Message) -> None:
         if connection.index is None:
-            self._let_in(connection, said)
+            self._let_in(connection, message)
         assert connection.index is not None
-        if said["kind"] == "failed":
-            self._broadcast_failure({**said, "kind": "failure", "index": connection.index})
+        if message["kind"] == "failed":
+            self._broadcast_failure({**message, "kind": "failure", "index": connection.index})
             return
-        self._note_progress(connection.index, said)
-        for indices, reply in self.meetings.take(connection.index, said):
+        self._note_progress(connection.index, message)
+        for indices, reply in self.meetings.take(connection.index, message):
             if reply["kind"] == "failure":
                 self._broadcast_failure(reply)
                 return
             self._send(indices, reply)
-        if said["kind"] == "ended":
-            self._end_member(connection.index, said)
+        if message["kind"] == "ended":
+            self._end_member(connection.index, message)
 
-    def _let_in(self, connection: Connection, said: Message) -> None:
-        index = said["index"]
-        is_ours = said.get("kind") == "hello"
-        if not is_ours or not is_proof(said.get("proof"), self._token, f"process {index}"):
+    def _let_in(self, connection: Connection, message: Message) -> None:
+        index = message["index"]
+        is_ours = message.get("kind") == "hello"
+        if not is_ours or not is_proof(message.get("proof"), self._token, f"process {index}"):
             raise ValueError("no member")
         if index not in range(self._count) or index in self._callers.by_index:
             raise ValueError("no place")
@@ -122,39 +122,39 @@ class Hub:
         for failure in self._failures:
             self._send([index], failure)
 
-    def _end_member(self, index: int, said: Message) -> None:
+    def _end_member(self, index: int, message: Message) -> None:
         """Tell the others that a script is over, and all of them when all are."""
-        if said["code"] and self._over["code"] == 0:
-            what = f"process {index} {said['what']}"
-            self._over = {**said, "kind": "over", "index": index, "what": what}
+        if message["code"] and self._over["code"] == 0:
+            what = f"process {index} {message['what']}"
+            self._over = {**message, "kind": "over", "index": index, "what": what}
         if self.meetings.num_ended == self._count:
             self._tell_all(self._over)
             return
         # The calls that it has made are over for it: whoever enters another waits in vain.
-        failure = {"kind": "failure", "index": index, "code": said["code"] or 1}
+        failure = {"kind": "failure", "index": index, "code": message["code"] or 1}
         num_calls = self.meetings.members[index].num_calls
-        failure |= {"since": num_calls + 1, "is_good_end": not said["what"]}
-        what = said["what"] or "has ended its script"
+        failure |= {"since": num_calls + 1, "is_good_end": not message["what"]}
+        what = message["what"] or "has ended its script"
         self._broadcast_failure({**failure, "what": f"process {index} {what}"})
 
-    def _broadcast_failure(self, said: Message) -> None:
+    def _broadcast_failure(self, failure: Message) -> None:
         """Tell all of the first failure; the others follow from it."""
-        is_final = said.get("is_final", False)
+        is_final = failure.get("is_final", False)
         # What was caught in a program is no end; the first end is what people want to know.
-        if self._has_failed or _adds_nothing(said, self._failures):
+        if self._has_failed or _adds_nothing(failure, self._failures):
             return
         self._has_failed = is_final
-        if "advice" not in said:
-            member = self.meetings.members[said["index"]]
-            said = {"step": member.step, "where": member.where, **said}
-        self._failures.append(said)
-        self._tell_all(said)
+        if "advice" not in failure:
+            member = self.meetings.members[failure["index"]]
+            failure = {"step": member.step, "where": member.where, **failure}
+        self._failures.append(failure)
+        self._tell_all(failure)
 
-    def _tell_all(self, said: Message) -> None:
-        self._send(list(self._callers.by_index), said)
+    def _tell_all(self, message: Message) -> None:
+        self._send(list(self._callers.by_index), message)
 
-    def _send(self, indices: Iterable[int], said: Message) -> None:
-        data = memoryview(encode(said))
+    def _send(self, indices: Iterable[int], message: Message) -> None:
+        data = memoryview(encode(message))
         for index in indices:
             if connection := self._callers.by_index.get(index):
                 self._callers.send(connection, data)
@@ -168,8 +168,8 @@ class Hub:
             self._fail(index, what, is_gone=True)
 
     def _fail(self, index: int, what: str, *, is_gone: bool) -> None:
-        said = {"kind": "failure", "index": index, "code": AGAIN, "is_final": True}
-        self._broadcast_failure({**said, "what": f"process {index} {what}", "is_gone": is_gone})
+        failure = {"kind": "failure", "index": index, "code": AGAIN, "is_final": True}
+        self._broadcast_failure({**failure, "what": f"process {index} {what}", "is_gone": is_gone})
 
     def _look_around(self, now: float) -> None:
         if now - self._beat_at >= min(self._heartbeat_secs / 4, _BEAT_SECS):
@@ -190,12 +190,12 @@ class Hub:
         if self._hang_secs is not None and now - self._moved_at > self._hang_secs:
             self._report_hang(now - self._moved_at)
 
-    def _note_progress(self, index: int, said: Message) -> None:
+    def _note_progress(self, index: int, message: Message) -> None:
         """Note whether anything moves: who compiles, or is in no `train` or `test`, hangs not."""
-        progress = said.get("progress")
-        if progress is None:
+        if (progress := message.get("progress")) is None:
             return
-        if progress != self._progress.get(index) or not said["is_at_work"] or said["is_compiling"]:
+        has_moved = progress != self._progress.get(index)
+        if has_moved or not message["is_at_work"] or message["is_compiling"]:
             self._moved_at = time.monotonic()
         self._progress[index] = progress
 
@@ -204,9 +204,9 @@ class Hub:
         # Whoever is furthest back, and waits for nobody, is waited for.
         running = [member for member in members if not member.waits] or members
         last = min(running, key=lambda member: member.position)
-        others = [m for m in members if m.index != last.index]
-        named = ", ".join(f"process {m.index} {m.describe()}" for m in others[:_MOST_NAMED])
-        more = f", and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        peers = [m for m in members if m.index != last.index]
+        named = ", ".join(f"process {m.index} {m.describe()}" for m in peers[:_MOST_NAMED])
+        more = f", and {len(peers) - _MOST_NAMED} more" if len(peers) > _MOST_NAMED else ""
         what = f"has not moved for {secs:.0f} s: it {last.describe()} ({named}{more})"
         self._moved_at = time.monotonic()
         self._dump_stacks()
@@ -217,18 +217,18 @@ class Hub:
             self._tell_all({"kind": "dump"})
 
 
-def _adds_nothing(said: Message, told: Iterable[Message]) -> bool:
+def _adds_nothing(failure: Message, told: Iterable[Message]) -> bool:
     """Return whether two other processes have failed so that nobody needs to hear of a third.
 
     A thousand that end or fail alike would tell each other a million times. Two, as a process takes
     no note of its own failure.
     """
-    if said.get("is_final"):
+    if failure.get("is_final"):
         return False
-    until, since = said.get("until", -math.inf), said.get("since", math.inf)
+    until, since = failure.get("until", -math.inf), failure.get("since", math.inf)
     wider = [
-        each
-        for each in told
-        if each.get("until", -math.inf) >= until and each.get("since", math.inf) <= since
+        earlier
+        for earlier in told
+        if earlier.get("until", -math.inf) >= until and earlier.get("since", math.inf) <= since
     ]
-    return len({each["index"] for each in wider}) >= 2
+    return len({earlier["index"] for earlier in wider}) >= 2

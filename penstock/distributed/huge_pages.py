@@ -20,8 +20,8 @@ def find_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str
     so; others pass over it. Whoever has set that tunable has chosen, and another allocator has ways
     of its own.
     """
-    given = environment.get("GLIBC_TUNABLES", "")
-    if _TUNABLE in given or environment.get("LD_PRELOAD"):
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    if _TUNABLE in tunables or environment.get("LD_PRELOAD"):
         return {}
     try:
         # "always" needs no asking, "never" would refuse.
@@ -29,7 +29,7 @@ def find_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str
             return {}
     except OSError:
         return {}
-    return {"GLIBC_TUNABLES": ":".join([*filter(None, [given]), f"{_TUNABLE}=1"])}
+    return {"GLIBC_TUNABLES": ":".join([*filter(None, [tunables]), f"{_TUNABLE}=1"])}
 
 
 def restart(words: Sequence[str]) -> None:

@@ -28,9 +28,9 @@ TICK_SECS = 0.25
 _PIECE = 1 << 16
 
 
-def encode(said: Message) -> bytes:
+def encode(message: Message) -> bytes:
     """Return a message as it travels."""
-    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 class LineBuffer:
@@ -53,12 +53,12 @@ class LineBuffer:
         self._rest = bytearray(rest)
         for line in lines:
             try:
-                said = json.loads(line)
+                message = json.loads(line)
             except RecursionError as error:
                 raise ValueError("expected a dict, got brackets") from error
-            if not isinstance(said, dict):
-                raise ValueError(f"expected a dict, got {said!r:.100}")
-            yield said
+            if not isinstance(message, dict):
+                raise ValueError(f"expected a dict, got {message!r:.100}")
+            yield message
 
 
 def receive(connection: socket.socket) -> bytes:
@@ -193,9 +193,9 @@ class Callers:
             return
         connection.heard_at = time.monotonic()
         try:
-            for said in connection.lines.take(piece):
+            for message in connection.lines.take(piece):
                 if not connection.is_closed:
-                    self._hear(connection, said)
+                    self._hear(connection, message)
         except (ValueError, KeyError, TypeError):
             piece = b""
         is_stranger = connection.index is None
@@ -242,10 +242,10 @@ def is_loopback(host: str) -> bool:
 def is_own_address(host: str) -> bool:
     """Return whether a host is this machine."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # no name has 64 letters without a dot, or two dots together
         return False
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         # Only an address of this machine can be bound.
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind(address)

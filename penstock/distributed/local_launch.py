@@ -74,8 +74,8 @@ def launch(
       OSError: there is no such program, or no place for so many processes.
     """
     settings = {"PENSTOCK_HANG_SECS": hang_secs, "PENSTOCK_HEARTBEAT_SECS": heartbeat_secs}
-    given = {name: str(value) for name, value in settings.items() if value is not None}
-    variables = [{**given, **device} for device in assign_devices(num_processes, place)]
+    shared = {name: str(value) for name, value in settings.items() if value is not None}
+    variables = [{**shared, **device} for device in assign_devices(num_processes, place)]
     with _keep_signals() as received, contextlib.closing(Guardian("groups")) as guardian:
         group = _Group(
             words=tuple(words),
@@ -252,14 +252,14 @@ def _explain(
 
     The link tells whose failure that was: the one that ended first has often lost it.
     """
-    said = {"index": first.rank, "what": ""}
+    failure = {"index": first.rank, "what": ""}
     # Without penstock nobody writes it, nor where all are killed at once.
     with contextlib.suppress(OSError, ValueError):
-        said = json.loads(os.readlink(first_failure))
-    child = children[said["index"]]
-    if child.is_asked and said["what"]:
+        failure = json.loads(os.readlink(first_failure))
+    child = children[failure["index"]]
+    if child.is_asked and failure["what"]:
         # It stood still, and its end says nothing.
-        return first.code or 0, said["what"]
+        return first.code or 0, failure["what"]
     if not child.code:
         # Nothing that goes wrong by itself, so it is not started again.
         return 1, f"{_describe(child)} in the middle of the run, as by os._exit(0)"
@@ -399,23 +399,23 @@ def assign_devices(
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
-    given = environment.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        names = [name.strip() for name in given.split(",")]
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
         # CUDA sees those before the first that does not exist.
         end = next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
-        return [] if given.strip() == "NoDevFiles" else names[:end]
+        return [] if visible.strip() == "NoDevFiles" else names[:end]
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             [program, "-L"], capture_output=True, text=True, timeout=_NVIDIA_SMI_SECS, check=True
         )
     # A driver that does not answer has no GPUs for us.
     except (OSError, subprocess.SubprocessError):
         return []
-    return read_gpu_list(said.stdout)
+    return read_gpu_list(result.stdout)
 
 
 def read_gpu_list(text: str) -> list[str]:

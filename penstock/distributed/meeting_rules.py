@@ -68,24 +68,24 @@ class Meetings:
         """How many scripts are over."""
         return self._num_waiting["end"]
 
-    def take(self, index: int, said: Message) -> Replies:
+    def take(self, index: int, message: Message) -> Replies:
         """Return what follows from a member's message."""
         member = self.members[index]
-        member.where = said.get("where", member.where)
-        member.step = said.get("step", member.step)
-        member.activity = said.get("activity", member.activity)
+        member.where = message.get("where", member.where)
+        member.step = message.get("step", member.step)
+        member.activity = message.get("activity", member.activity)
         # These only grow. A beat is made up in another thread, and may come after what is newer.
-        member.position = max(member.position, said.get("position", 0))
-        member.num_calls = max(member.num_calls, said.get("num_calls", 0))
+        member.position = max(member.position, message.get("position", 0))
+        member.num_calls = max(member.num_calls, message.get("num_calls", 0))
         if member.position > self._furthest:
             self._furthest = member.position
             self._behind |= self._standing
             self._standing.clear()
-        match said["kind"]:
+        match message["kind"]:
             case "exchange":
                 self._move(member, "exchange")
-                member.name, member.way, member.text = said["name"], said["way"], said["text"]
-                member.entered_at = member.position
+                member.name, member.way = message["name"], message["way"]
+                member.text, member.entered_at = message["text"], member.position
                 self._names[member.name] += 1
                 self._entered[member.entered_at] += 1
             case "stopped":
@@ -98,7 +98,7 @@ class Meetings:
                 self._move(member, "")
             case "ended":
                 self._move(member, "end")
-                member.ended = said["what"]
+                member.ended = message["what"]
         return [] if self._has_failed else self._settle(member)
 
     def _move(self, member: Member, waits: str) -> None:
@@ -128,18 +128,18 @@ class Meetings:
     def _answer_exchange(self) -> Replies:
         if not self._are_in_one_exchange():
             return []
-        way, texts = self.members[0].way, [each.text for each in self.members]
-        for each in self.members:
-            self._move(each, "")
+        way, texts = self.members[0].way, [member.text for member in self.members]
+        for member in self.members:
+            self._move(member, "")
         if way == "to_first":
-            said = {"kind": "answer", "texts": texts}
-            return [([0], said), (self._everybody[1:], {"kind": "answer"})]
-        said = {
+            answer = {"kind": "answer", "texts": texts}
+            return [([0], answer), (self._everybody[1:], {"kind": "answer"})]
+        answer = {
             "all": lambda: _list_differing(texts),
             "from_first": lambda: {"text": texts[0]},
             "same": lambda: {"is_same": len(set(texts)) == 1},
         }[way]()
-        return [(self._everybody, {"kind": "answer", **said})]
+        return [(self._everybody, {"kind": "answer", **answer})]
 
     def _gather_meeting(self) -> Replies:
         """Bring all to a stand at one position.
@@ -182,9 +182,9 @@ class Meetings:
         has_passed = member.waits != "exchange" and member.position > min(self._entered)
         if not has_passed and not self.num_ended:
             return []
-        waiting = [each for each in self.members if each.waits == "exchange"]
-        ended = [each for each in self.members if each.ended is not None]
-        first = min(waiting, key=lambda each: each.entered_at)
+        waiting = [candidate for candidate in self.members if candidate.waits == "exchange"]
+        ended = [candidate for candidate in self.members if candidate.ended is not None]
+        first = min(waiting, key=lambda candidate: candidate.entered_at)
         return self._fail(first, ended[0] if ended else member)
 
     def _find_stuck(self) -> Replies:
@@ -195,16 +195,16 @@ class Meetings:
         waiting = [member for member in self.members if member.ended is None]
         first = waiting[0]
         ended = [member for member in self.members if member.ended is not None]
-        others = ended or [m for m in waiting if m.describe() != first.describe()] or waiting[1:]
-        return self._fail(first, (others or waiting)[0])
+        partners = ended or [m for m in waiting if m.describe() != first.describe()] or waiting[1:]
+        return self._fail(first, (partners or waiting)[0])
 
     def _fail(self, member: Member, other: Member) -> Replies:
         """Return the failure that one process waits for what another does not come to."""
         self._has_failed = True
-        said: Message = {"kind": "failure", "code": 1, "is_final": True}
+        failure: Message = {"kind": "failure", "code": 1, "is_final": True}
         if other.ended:
-            said |= {"index": other.index, "what": f"process {other.index} {other.ended}"}
-            return [(self._everybody, said)]
+            failure |= {"index": other.index, "what": f"process {other.index} {other.ended}"}
+            return [(self._everybody, failure)]
         # What a user's script calls is what has to change; the rest follows from it.
         is_called = (
             member.name.startswith(("trainer.", "setting ")) and member.name != "trainer.train"
@@ -216,8 +216,8 @@ class Meetings:
         its = other.describe() if other.waits else "went on without it"
         what = f"process {member.index} {member.describe()}, but process {other.index} {its}"
         advice = f"Call {place} on every process, in the same order, or on none"
-        said |= {"index": member.index, "what": what, "advice": advice}
-        return [(self._everybody, said)]
+        failure |= {"index": member.index, "what": what, "advice": advice}
+        return [(self._everybody, failure)]
 
 
 def _list_differing(texts: Sequence[str]) -> Message:
@@ -226,6 +226,6 @@ def _list_differing(texts: Sequence[str]) -> Message:
     for index, text in enumerate(texts):
         holders.setdefault(text, []).append(index)
     common = max(holders, key=lambda text: len(holders[text]))
-    others = [[text, indices] for text, indices in holders.items() if text != common]
+    differing = [[text, indices] for text, indices in holders.items() if text != common]
     # What all have, none needs to hear.
-    return {"text": common, "others": others} if others else {"others": []}
+    return {"text": common, "others": differing} if differing else {"others": []}

@@ -91,12 +91,12 @@ class Member(Group):
         # Another is further on, and may be in a launch that waits for this process.
         if self.position < self._target:
             return False
-        said = self._ask({"kind": "stopped"})
-        if said["kind"] == "run_to":
-            self._target = said["position"]
+        answer = self._ask({"kind": "stopped"})
+        if answer["kind"] == "run_to":
+            self._target = answer["position"]
             return False
         self.is_asked = False
-        return said["kind"] == "met"
+        return answer["kind"] == "met"
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -140,8 +140,8 @@ class Member(Group):
             return error
         self._own_code = exits.code_of(error)
         # Whoever leaves this call with an exception too may catch it, and go on as this one may.
-        said = {"kind": "failed", "what": what, "code": self._own_code, "until": self._num_calls}
-        self._send(said)
+        message = {"kind": "failed", "what": what, "code": self._own_code, "until": self._num_calls}
+        self._send(message)
         return error
 
     def leave(self, index: int) -> None:
@@ -206,22 +206,22 @@ class Member(Group):
         """
         # Between two calls: past the one, and not yet in the other.
         number = self._num_calls + (0.0 if self._calls else 0.5)
-        for said in self._failures:
-            is_stuck = number <= said.get("until", -1) - is_entering
-            is_stuck = is_stuck or number >= said.get("since", number + 1)
-            if is_stuck or said.get("is_final"):
-                return said
+        for failure in self._failures:
+            is_stuck = number <= failure.get("until", -1) - is_entering
+            is_stuck = is_stuck or number >= failure.get("since", number + 1)
+            if is_stuck or failure.get("is_final"):
+                return failure
         return None
 
-    def _describe(self, said: Message) -> str:
+    def _describe(self, failure: Message) -> str:
         """Return a failure as a sentence, and what to do."""
-        step = f"global step {said['step']}" if said.get("step") else ""
-        facts = ", ".join(each for each in (said.get("where"), step) if each)
-        advice = said.get("advice", f"Process {self.index} cannot go on without it")
+        step = f"global step {failure['step']}" if failure.get("step") else ""
+        facts = ", ".join(fact for fact in (failure.get("where"), step) if fact)
+        advice = failure.get("advice", f"Process {self.index} cannot go on without it")
         # Of a script that an exception ended the calls are as they should be.
-        if said.get("is_good_end") and self._calls:
+        if failure.get("is_good_end") and self._calls:
             advice = f"Call {self._calls[-1]} on every process, or on none"
-        return f"{said.get('what')}{f' ({facts})' if facts else ''}. {advice}."
+        return f"{failure.get('what')}{f' ({facts})' if facts else ''}. {advice}."
 
     def _enter(self, name: str, way: str, text: str) -> Message:
         return self._ask({"kind": "exchange", "name": name, "way": way, "text": text})
@@ -238,12 +238,12 @@ class Member(Group):
             return {"index": self.index, "what": what}
         return failure
 
-    def _ask(self, said: Message) -> Message:
+    def _ask(self, message: Message) -> Message:
         with self._condition:
             if self.find_failure() is not None:
                 raise self._peer_error()
-            self._answer, self._asked = None, said["kind"]
-        self._send(said)
+            self._answer, self._asked = None, message["kind"]
+        self._send(message)
         try:
             with self._condition:
                 self._condition.wait_for(lambda: self._answer is not None or self.find_failure())
@@ -263,11 +263,11 @@ class Member(Group):
         error.is_of_this_call = "advice" in failure or bool(failure.get("is_good_end"))
         return error
 
-    def _send(self, said: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._told_position = position = self.position
         data = encode(
             {
-                **said,
+                **message,
                 "position": position,
                 "step": self._step,
                 "activity": self.describe(),
@@ -305,8 +305,8 @@ class Member(Group):
                 if not piece:
                     return "was lost: it was killed, called os._exit, or its machine is gone"
                 heard_at = time.monotonic()
-                for said in lines.take(piece):
-                    self._hear(said)
+                for message in lines.take(piece):
+                    self._hear(message)
             elif time.monotonic() - now > self._heartbeat_secs / 2:
                 heard_at = time.monotonic()  # this process itself stood still
             elif time.monotonic() - heard_at > self._heartbeat_secs:
@@ -322,8 +322,8 @@ class Member(Group):
             self._send({"kind": "beat"})
         return is_eager
 
-    def _hear(self, said: Message) -> None:
-        match said["kind"]:
+    def _hear(self, message: Message) -> None:
+        match message["kind"]:
             case "beat":
                 return
             case "meet":
@@ -333,35 +333,35 @@ class Member(Group):
                 exits.dump_stacks(f"process {self.index}: one does not answer or move; all stacks:")
             case "over":
                 with self._condition:
-                    self._over = said
+                    self._over = message
                     self._condition.notify_all()
             case "failure":
-                if said["index"] != self.index or said.get("is_final"):
-                    self._fail(said)
+                if message["index"] != self.index or message.get("is_final"):
+                    self._fail(message)
             case kind:
                 # Who waits in an exchange hears of a meeting put off too, and waits on.
                 is_put_off = kind == "postponed"
                 self.is_asked = self.is_asked and not is_put_off
                 if not is_put_off or self._asked == "stopped":
                     with self._condition:
-                        self._answer = said
+                        self._answer = message
                         self._condition.notify_all()
 
     def _lose_hub(self, what: str) -> None:
         if self._over is None:
-            said = {"index": 0, "what": f"process 0 {what}", "code": AGAIN, "is_final": True}
-            self._failures.append({"kind": "failure", "step": self._step, **said})
+            failure = {"index": 0, "what": f"process 0 {what}", "code": AGAIN, "is_final": True}
+            self._failures.append({"kind": "failure", "step": self._step, **failure})
             # At once: JAX hears of it too, and aborts this process without a word of Python.
             self._end_if_stuck(0.0)
             with self._condition:
                 self._condition.notify_all()
 
-    def _fail(self, said: Message) -> None:
+    def _fail(self, failure: Message) -> None:
         with self._condition:
-            self._failures.append(said)
+            self._failures.append(failure)
             self._condition.notify_all()
         # Whoever is lost did not fail as others may have: nobody ends by itself.
-        grace_secs = GRACE_OF_A_LOSS_SECS if said["code"] == AGAIN else GRACE_SECS
+        grace_secs = GRACE_OF_A_LOSS_SECS if failure["code"] == AGAIN else GRACE_SECS
         threading.Thread(target=self._end_if_stuck, args=(grace_secs,), daemon=True).start()
 
     def _end_if_stuck(self, grace_secs: float) -> None:

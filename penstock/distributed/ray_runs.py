@@ -165,8 +165,8 @@ def launch_on_ray(
             hang_secs=hang_secs,
         )
     except RayRunError as error:
-        said = [*getattr(error, "__notes__", ()), f"penstock launch: {error}"]
-        print(*said, sep="\n", file=sys.stderr, flush=True)
+        lines = [*getattr(error, "__notes__", ()), f"penstock launch: {error}"]
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
         return error.status
     except KeyboardInterrupt:
         print("\npenstock launch: interrupted", file=sys.stderr, flush=True)
@@ -265,11 +265,11 @@ def _connect(ray: Any, address: str | None, num_processes: int) -> Iterator[None
         ray.shutdown()
 
 
-def _choose_platform(found: Mapping[str, float], use_gpu: bool | None, use_tpu: bool | None) -> str:
+def _choose_platform(total: Mapping[str, float], use_gpu: bool | None, use_tpu: bool | None) -> str:
     """Return "tpu", "gpu" or "cpu": what is asked for, or what the cluster has."""
     wants_cpu = os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
     for platform, name, is_wanted in (("tpu", "TPU", use_tpu), ("gpu", "GPU", use_gpu)):
-        has_some = bool(found.get(name)) and not wants_cpu
+        has_some = bool(total.get(name)) and not wants_cpu
         if is_wanted or (is_wanted is None and has_some and not (use_gpu or use_tpu)):
             return platform
     return "cpu"
@@ -292,23 +292,23 @@ def _make_scaling(
 def _find_slice(ray: Any) -> dict[str, str]:
     """Return topology and type of the cluster's TPUs, which Ray asks for."""
     labels = [node.get("Labels", {}) for node in ray.nodes() if node.get("Alive")]
-    topologies = [t for each in labels if (t := each.get("ray.io/tpu-topology"))]
-    found = {"topology": topologies[-1]} if topologies else {}
+    topologies = [t for node_labels in labels if (t := node_labels.get("ray.io/tpu-topology"))]
+    options = {"topology": topologies[-1]} if topologies else {}
     for name in ray.cluster_resources():
         kind, _, value = name.partition(":")
         if kind == "accelerator_type" and value.startswith("TPU"):
-            found[kind] = value
-    return found
+            options[kind] = value
+    return options
 
 
-def _say_what_is_missing(scaling: Any, num_processes: int, found: Mapping[str, float]) -> None:
+def _say_what_is_missing(scaling: Any, num_processes: int, resources: Mapping[str, float]) -> None:
     """Say what the cluster has too little of; a cluster that grows gets it, another waits."""
     for name, total in scaling.total_resources.items():
         wanted = total / scaling.max_workers * num_processes
-        if wanted > found.get(name, 0):
+        if wanted > resources.get(name, 0):
             exits.say(
                 f"{num_processes} processes need {wanted:g} {name}, the Ray cluster has "
-                f"{found.get(name, 0):g}. Waiting for more; Ctrl-C gives up."
+                f"{resources.get(name, 0):g}. Waiting for more; Ctrl-C gives up."
             )
 
 

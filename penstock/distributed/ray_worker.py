@@ -237,11 +237,11 @@ def describe_losses(worker_exceptions: Mapping[int, Exception]) -> str:
     'Process 1 died.'
     """
     # What lost another says which; what died says nothing.
-    said = [
+    losses = [
         str(error) for error in worker_exceptions.values() if isinstance(error, ProcessLostError)
     ]
     died = [f"Process {rank} died." for rank in sorted(worker_exceptions)]
-    return " ".join(said[:1] or died)
+    return " ".join(losses[:1] or died)
 
 
 def quieten_cleaner() -> None:

@@ -51,7 +51,7 @@ def prove(secret: str, purpose: str) -> str:
     return hmac.new(secret.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
 
-def is_proof(said: object, secret: str, purpose: str) -> bool:
+def is_proof(proof: object, secret: str, purpose: str) -> bool:
     """Return whether somebody has proved that it knows the secret."""
     # In constant time, and bytes: text with an accent would be an exception.
-    return hmac.compare_digest(str(said).encode(), prove(secret, purpose).encode())
+    return hmac.compare_digest(str(proof).encode(), prove(secret, purpose).encode())

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from penstock._errors import check_count
 from penstock.distributed import exits, rendezvous, secret
 from penstock.distributed.environments import (
-    Given,
     Membership,
+    Settings,
     choose_local_devices,
     detect,
     join_address,
@@ -78,7 +78,7 @@ def initialize(
     times = choose_waiting_times(
         heartbeat_secs=heartbeat_secs, initialization_secs=initialization_secs, hang_secs=hang_secs
     )
-    given = _check_given(coordinator_address, num_processes, process_id, hosts)
+    arguments = _check_arguments(coordinator_address, num_processes, process_id, hosts)
     import multiprocessing
 
     # A process that multiprocessing spawns runs the script's top level again, to find its
@@ -86,7 +86,7 @@ def initialize(
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         return
     is_joined = _is_jax_joined()
-    member = _describe_jax() if is_joined else detect(os.environ, given)
+    member = _describe_jax() if is_joined else detect(os.environ, arguments)
     if member.note:
         _warn_once(member.note)
     if member.is_alone:
@@ -115,12 +115,12 @@ def _warn_once(note: str) -> None:
     _LOGGER.warning("%s", note)
 
 
-def _check_given(
+def _check_arguments(
     coordinator_address: str | None,
     num_processes: int | None,
     process_id: int | None,
     hosts: Sequence[str] | None,
-) -> Given:
+) -> Settings:
     if num_processes is not None:
         check_count("num_processes", num_processes, 1)
     if process_id is not None:
@@ -135,12 +135,12 @@ def _check_given(
         if process_id is None and len(hosts) > 1:
             process_id = _find_place(hosts)
         coordinator_address, num_processes = hosts[0], len(hosts)
-    given = {
+    arguments = {
         "coordinator_address": coordinator_address or None,
         "num_processes": num_processes,
         "process_id": process_id,
     }
-    return {key: value for key, value in given.items() if value is not None}
+    return {key: value for key, value in arguments.items() if value is not None}
 
 
 def _find_place(hosts: Sequence[str]) -> int:
@@ -292,8 +292,8 @@ def start(times: WaitingTimes) -> bool:
         )
         client.key_value_set(_ADDRESS_KEY, f"{hub.port} {nonce}")
         host = host or "localhost"
-    said = client.blocking_key_value_get(_ADDRESS_KEY, int(1000 * CONNECT_SECS))
-    port, nonce = said.split()
+    value = client.blocking_key_value_get(_ADDRESS_KEY, int(1000 * CONNECT_SECS))
+    port, nonce = value.split()
     # Whoever reaches JAX's store can read what is there; the secret is not.
     token = secret.prove(own_secret, nonce)
     address = (host, int(port))

@@ -45,10 +45,10 @@ def check_secs(name: str, secs: object) -> None:
         )
 
 
-def _choose(name: str, given: float | None) -> float | None:
+def _choose(name: str, value: float | None) -> float | None:
     variable = f"PENSTOCK_{name.upper()}"
-    secs: object = given
-    if given is None and (secs := os.environ.get(variable, "").strip() or None):
+    secs: object = value
+    if value is None and (secs := os.environ.get(variable, "").strip() or None):
         name = f"the environment variable {variable}"
         with contextlib.suppress(ValueError):
             secs = float(str(secs))

@@ -30,11 +30,11 @@ class FetchedArray(np.ndarray):
         Of sequences of sequences there is a list before it, of how many each example has. A part of
         an array knows no lengths.
         """
-        return [list(each) for each in self._lengths]
+        return [list(level) for level in self._lengths]
 
     def lod(self) -> list[list[int]]:
         """Return where each sequence begins, and the last one ends, in a list for each level."""
-        return [[0, *itertools.accumulate(each)] for each in self.recursive_sequence_lengths()]
+        return [[0, *itertools.accumulate(level)] for level in self.recursive_sequence_lengths()]
 
     # Scripts of 2018 write "%f" % event.metrics[0] and "%.2f" % row, also event.metrics[0][0]: a
     # scalar had the shape [1] there, and numpy turned every array of one element into a number.
@@ -79,7 +79,7 @@ def as_fetched(values: object) -> Any:
 
 def _as_array(value: object) -> Any:
     if isinstance(value, CutNestedSequences):
-        joined = _as_array(CutSequences(each for example in value for each in example))
+        joined = _as_array(CutSequences(sequence for example in value for sequence in example))
         joined._lengths = (tuple(map(len, value)), *joined._lengths)
         return joined
     if isinstance(value, CutSequences):

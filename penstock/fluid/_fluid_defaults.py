@@ -128,9 +128,9 @@ Sizes = int | Sequence[int]
 _ONLY_IN_FLUID = {"use_cudnn", "is_test", "data_layout"}
 
 
-def shared(arguments: dict[str, Any], **others: Any) -> dict[str, Any]:
+def shared(arguments: dict[str, Any], **extra: Any) -> dict[str, Any]:
     """Return those of a layer's arguments that penstock's has too, and others."""
-    return {name: x for name, x in arguments.items() if name not in _ONLY_IN_FLUID} | others
+    return {name: x for name, x in arguments.items() if name not in _ONLY_IN_FLUID} | extra
 
 
 def conv2d(
@@ -577,10 +577,10 @@ def sums(input: V | Sequence[V], out: None = None) -> V:
         raise ProgramError(
             "fluid.layers.sums got out, expected none. No array is written to. Use what it returns."
         )
-    given: Any = list(input) if isinstance(input, list | tuple) else [input]
-    if sequences.Sequence in map(type, given):
-        return over_words(lambda *rows: sums(list(rows)), *given)
-    arrays = [jnp.asarray(x) for x in given]
+    inputs: Any = list(input) if isinstance(input, list | tuple) else [input]
+    if sequences.Sequence in map(type, inputs):
+        return over_words(lambda *rows: sums(list(rows)), *inputs)
+    arrays = [jnp.asarray(x) for x in inputs]
     shapes = [x.shape for x in arrays]
     if len(set(shapes)) != 1:
         raise ProgramError(
@@ -621,8 +621,8 @@ def reshape(
         )
     if isinstance(x, sequences.Sequence):
         return over_words(lambda rows: _reshape_words(rows, shape, act), x)
-    found: Any = activate(_reshape(jnp.asarray(x), shape), act, "reshape")
-    return found
+    result: Any = activate(_reshape(jnp.asarray(x), shape), act, "reshape")
+    return result
 
 
 def _reshape_words(rows: Array, shape: Sequence[int], act: Activation | None) -> Array:

@@ -20,7 +20,7 @@ R = TypeVar("R")
 OF_WORDS = (
     *("embedding", "fc", "one_hot", "dropout", "batch_norm", "layer_norm", "topk", "mean"),
     *("accuracy", "concat", "cast", "scale", "sums", "reshape", "cos_sim", "l2_normalize"),
-    *(f"elementwise_{each}" for each in ("add", "div", "max", "min", "mul", "pow", "sub")),
+    *(f"elementwise_{name}" for name in ("add", "div", "max", "min", "mul", "pow", "sub")),
     *("elu", "gelu", "hard_sigmoid", "hard_swish", "leaky_relu", "log_softmax", "logsigmoid"),
     *("relu", "relu6", "selu", "sigmoid", "softmax", "softplus", "softsign", "swish", "tanh"),
     *("cross_entropy", "softmax_with_cross_entropy", "sigmoid_cross_entropy_with_logits"),
@@ -46,12 +46,12 @@ def on_last_level(layer: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(layer)
     def apply(*args: P.args, **kwargs: P.kwargs) -> R:
-        found = _list_nested([*args, *kwargs.values()])
-        if not found:
+        nested = _list_nested([*args, *kwargs.values()])
+        if not nested:
             return layer(*args, **kwargs)
-        like = found[0]
-        if any(each.lengths.shape != like.lengths.shape for each in found):
-            shapes = ", ".join(str(each.lengths.shape) for each in found)
+        like = nested[0]
+        if any(sequence.lengths.shape != like.lengths.shape for sequence in nested):
+            shapes = ", ".join(str(sequence.lengths.shape) for sequence in nested)
             raise ProgramError(
                 f"fluid.layers.{layer.__name__} got inner sequences of shapes {shapes}, expected "
                 "as many in each. They are taken one beside the other. Feed each example as many "
@@ -59,13 +59,13 @@ def on_last_level(layer: Callable[P, R]) -> Callable[P, R]:
             )
         of_words: Any = layer
         made = of_words(
-            *(_take_rows(each, like) for each in args),
-            **{name: _take_rows(each, like) for name, each in kwargs.items()},
+            *(_take_rows(value, like) for value in args),
+            **{name: _take_rows(value, like) for name, value in kwargs.items()},
         )
         return jax.tree.map(
-            lambda each: _put_back(each, like),
+            lambda leaf: _put_back(leaf, like),
             made,
-            is_leaf=lambda each: isinstance(each, Sequence),
+            is_leaf=lambda node: isinstance(node, Sequence),
         )
 
     return apply
@@ -73,15 +73,15 @@ def on_last_level(layer: Callable[P, R]) -> Callable[P, R]:
 
 def _list_nested(values: list[Any]) -> list[NestedSequence]:
     many = [
-        each for value in values for each in (value if isinstance(value, list | tuple) else [value])
+        item for value in values for item in (value if isinstance(value, list | tuple) else [value])
     ]
-    return [each for each in many if isinstance(each, NestedSequence)]
+    return [item for item in many if isinstance(item, NestedSequence)]
 
 
 def _take_rows(value: object, like: NestedSequence) -> object:
     """Return an argument with a row for each inner sequence."""
     if isinstance(value, list | tuple):
-        return [_take_rows(each, like) for each in value]
+        return [_take_rows(item, like) for item in value]
     if isinstance(value, NestedSequence):
         return value.inner
     if isinstance(value, Sequence):

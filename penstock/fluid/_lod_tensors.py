@@ -61,24 +61,24 @@ def _join(data: Any, levels: Lengths) -> np.ndarray:
     if isinstance(data, np.ndarray):
         return data
     if isinstance(data, sequences.NestedSequence):
-        data = [each for example in data.cut() for each in example]
+        data = [sequence for example in data.cut() for sequence in example]
     elif isinstance(data, sequences.Sequence):
         data = data.cut()
     else:
         if len(levels) == 2:
-            _check_found([len(example) for example in data], levels[0])
-            data = [each for example in data for each in example]
-        _check_found([len(each) for each in data], levels[-1])
-    rows: list[Any] = [np.asarray(each) for each in data if len(each)]
+            _check_data_lengths([len(example) for example in data], levels[0])
+            data = [sequence for example in data for sequence in example]
+        _check_data_lengths([len(sequence) for sequence in data], levels[-1])
+    rows: list[Any] = [np.asarray(sequence) for sequence in data if len(sequence)]
     words = np.concatenate(rows) if rows else np.zeros([0], np.int64)
     # Numbers become rows of one, the shape that Fluid's tensors of ids have.
     return words[:, np.newaxis] if words.ndim == 1 else words
 
 
-def _check_found(found: list[int], lengths: np.ndarray) -> None:
-    if found != lengths.tolist():
+def _check_data_lengths(actual: list[int], lengths: np.ndarray) -> None:
+    if actual != lengths.tolist():
         raise ValueError(
-            f"fluid.create_lod_tensor got sequences of lengths {found}, expected "
+            f"fluid.create_lod_tensor got sequences of lengths {actual}, expected "
             f"recursive_seq_lens, {lengths.tolist()}. They say where each ends. Give one for each."
         )
 
@@ -117,10 +117,10 @@ def create_random_int_lodtensor(
 
 def _check_lengths(function: str, recursive_seq_lens: Sequence[Sequence[int]]) -> Lengths:
     """Return the lengths of one level or two, each int32: `[B]`, or `[B]` and their sum."""
-    levels = [np.asarray(each) for each in recursive_seq_lens]
+    levels = [np.asarray(level) for level in recursive_seq_lens]
     are_lengths = len(levels) in (1, 2) and all(
-        each.ndim == 1 and each.size and each.dtype.kind in "iu" and each.min() >= 0
-        for each in levels
+        level.ndim == 1 and level.size and level.dtype.kind in "iu" and level.min() >= 0
+        for level in levels
     )
     if not are_lengths or (len(levels) == 2 and levels[0].sum() != levels[1].size):
         raise ValueError(
@@ -129,7 +129,7 @@ def _check_lengths(function: str, recursive_seq_lens: Sequence[Sequence[int]]) -
             "has a length for each sequence, a first one how many of them each example has. Put "
             "the lengths in such lists."
         )
-    return [each.astype(np.int32) for each in levels]
+    return [level.astype(np.int32) for level in levels]
 
 
 def _pad(words: np.ndarray, levels: Lengths) -> sequences.Sequence | sequences.NestedSequence:

@@ -57,20 +57,20 @@ def chunk_eval(
         check_ids("chunk_eval", "an input", input), check_ids("chunk_eval", "labels", label)
     )
     letters = _LETTERS[chunk_scheme]
-    found = _find_chunks(predicted, letters, num_chunk_types, excluded)
+    chunks = _find_chunks(predicted, letters, num_chunk_types, excluded)
     wanted = _find_chunks(true, letters, num_chunk_types, excluded)
-    is_right = found.begins & wanted.begins & (found.types == wanted.types)
-    is_right &= found.ends == wanted.ends
+    is_right = chunks.begins & wanted.begins & (chunks.types == wanted.types)
+    is_right &= chunks.ends == wanted.ends
     num_tags = len(letters) * num_chunk_types + 1
     is_good = are_classes(predicted, num_tags) & are_classes(true, num_tags)
     is_good &= predicted.lengths == true.lengths
     # [B, 4]: one sum, and so one message between devices.
-    judged = (found.begins, wanted.begins, is_right, ~is_good[:, None])
-    counts = jnp.stack([jnp.sum(each, axis=1, dtype=jnp.int32) for each in judged], axis=1)
+    judged = (chunks.begins, wanted.begins, is_right, ~is_good[:, None])
+    counts = jnp.stack([jnp.sum(flags, axis=1, dtype=jnp.int32) for flags in judged], axis=1)
     num_found, num_wanted, num_right, num_bad = jnp.sum(counts, axis=0)
     precision, recall = _divide(num_right, num_found), _divide(num_right, num_wanted)
     f1 = _divide(2 * num_right, num_found + num_wanted)
-    scores = [jnp.where(num_bad > 0, jnp.nan, each) for each in (precision, recall, f1)]
+    scores = [jnp.where(num_bad > 0, jnp.nan, ratio) for ratio in (precision, recall, f1)]
     return (scores[0], scores[1], scores[2], num_found, num_wanted, num_right)
 
 
@@ -99,8 +99,8 @@ def _find_chunks(
     length = ids.shape[1]
     places = lax.broadcasted_iota(jnp.int32, ids.shape, 1)
     ends = lax.cummin(jnp.where(is_last, places, length), axis=1, reverse=True)
-    for each in excluded:
-        begins = begins & (types != each)
+    for chunk_type in excluded:
+        begins = begins & (types != chunk_type)
     return _Chunks(begins, ends, types)
 
 
@@ -109,7 +109,7 @@ def _divide(count: jax.Array, total: jax.Array) -> jax.Array:
 
 
 def _check_types(num_chunk_types: int, excluded: Sequence[int]) -> tuple[int, ...]:
-    if num_chunk_types < 1 or not all(0 <= each < num_chunk_types for each in excluded):
+    if num_chunk_types < 1 or not all(0 <= chunk_type < num_chunk_types for chunk_type in excluded):
         raise ProgramError(
             f"layers.chunk_eval got num_chunk_types={num_chunk_types} and excluded_chunk_types="
             f"{list(excluded)}, expected at least 1 type, and to exclude types from 0 to less "

@@ -61,10 +61,10 @@ def dynamic_rnn(
     """
     inputs = _find_sequences(input)
     lengths = inputs[0].lengths
-    batch, longest = lengths.shape[0], min(each.max_length for each in inputs)
+    batch, longest = lengths.shape[0], min(sequence.max_length for sequence in inputs)
     memories = jax.tree.map(lambda memory: _widen(_check_rows("a memory", memory, batch)), memories)
     words = jax.tree.map(
-        lambda each: _fill(sequences.spoil_unequal(each.values[:, :longest], inputs), lengths),
+        lambda leaf: _fill(sequences.spoil_unequal(leaf.values[:, :longest], inputs), lengths),
         input,
         is_leaf=_is_sequence,
     )
@@ -73,28 +73,28 @@ def dynamic_rnn(
         new, outputs = step(state, word)
         _check_memories(new, state)
         outputs = jax.tree.map(lambda x: _check_rows("an output", x, batch), outputs)
-        given = (outputs, [recall_logits(x) for x in jax.tree.leaves(outputs)])
-        zeros = jax.tree.map(jnp.zeros_like, given)
-        return hold(new, state), hold(given, zeros)
+        step_results = (outputs, [recall_logits(x) for x in jax.tree.leaves(outputs)])
+        zeros = jax.tree.map(jnp.zeros_like, step_results)
+        return hold(new, state), hold(step_results, zeros)
 
-    last, given = scan_words(held, memories, words, lengths, is_reverse=is_reverse)
+    last, results = scan_words(held, memories, words, lengths, is_reverse=is_reverse)
     # A cross entropy of the outputs is computed from the logits under them, as without a loop.
-    for values, logits in zip(jax.tree.leaves(given[0]), given[1], strict=True):
+    for values, logits in zip(jax.tree.leaves(results[0]), results[1], strict=True):
         if logits is not None:
             remember_logits(values, logits)
-    return last, jax.tree.map(lambda values: sequences.Sequence(values, lengths), given[0])
+    return last, jax.tree.map(lambda values: sequences.Sequence(values, lengths), results[0])
 
 
 def _find_sequences(input: object) -> list[sequences.Sequence]:
-    found = jax.tree.leaves(input, is_leaf=_is_sequence)
-    if not found or not all(map(_is_sequence, found)):
+    leaves = jax.tree.leaves(input, is_leaf=_is_sequence)
+    if not leaves or not all(map(_is_sequence, leaves)):
         raise ProgramError(
-            f"layers.dynamic_rnn got an input of {[type(each).__name__ for each in found]}, "
+            f"layers.dynamic_rnn got an input of {[type(leaf).__name__ for leaf in leaves]}, "
             "expected a Sequence, or several nested in lists or dicts. It takes a word of each at "
             "every step. Declare the input with lod_level=1; the step may use arrays from outside "
             "as they are."
         )
-    return found
+    return leaves
 
 
 def _is_sequence(value: object) -> bool:
@@ -133,7 +133,7 @@ def _check_rows(what: str, value: ArrayLike, batch: int) -> jax.Array:
 
 
 def _check_memories(new: Any, old: Any) -> None:
-    shapes = [jax.tree.map(jnp.shape, each) for each in (new, old)]
+    shapes = [jax.tree.map(jnp.shape, memories) for memories in (new, old)]
     if shapes[0] != shapes[1]:
         raise ProgramError(
             f"layers.dynamic_rnn got new memories of shapes {shapes[0]}, expected {shapes[1]}, as "
@@ -296,9 +296,9 @@ class _Steps:
             recorded.return_values(
                 [memory.new for memory in self._memories if memory.new is not None]
                 + self._outputs
-                + [each for each in logits if each is not None]
+                + [value for value in logits if value is not None]
             )
-        self._results = self._run(recorded, [each is not None for each in logits])
+        self._results = self._run(recorded, [value is not None for value in logits])
 
     def _check_complete(self) -> None:
         if not self._inputs:
@@ -323,7 +323,7 @@ class _Steps:
             )
             return values[: len(memories)], values[len(memories) :]
 
-        _, outputs = dynamic_rnn(step, [each.initial for each in memories], self._inputs)
+        _, outputs = dynamic_rnn(step, [memory.initial for memory in memories], self._inputs)
         results, logits = outputs[: len(has_logits)], outputs[len(has_logits) :]
         for output, has_one in zip(results, has_logits, strict=True):
             if has_one:
@@ -532,8 +532,8 @@ class StaticRNN(_Steps):
           batch_ref: has no effect. The batch size is that of the inputs.
         """
         del batch_ref
-        rest = shape[1:] if shape and shape[0] == -1 else shape
-        return self._add_memory(init, rest, init_value, "float32")
+        row_shape = shape[1:] if shape and shape[0] == -1 else shape
+        return self._add_memory(init, row_shape, init_value, "float32")
 
     def update_memory(self, mem: jax.Array, var: jax.Array) -> None:
         """Set the value of a memory at the next step, in the same shape."""
@@ -545,7 +545,7 @@ class StaticRNN(_Steps):
 
     def __call__(self) -> Any:
         """Return the outputs of all steps, an array `[T, B, ...]` or a list of arrays."""
-        results = [jnp.swapaxes(each.values, 0, 1) for each in self._find_results()]
+        results = [jnp.swapaxes(sequence.values, 0, 1) for sequence in self._find_results()]
         return results[0] if len(results) == 1 else results
 
 

@@ -74,8 +74,8 @@ def sequence_expand(
             "same example of y. Keep the batch axis in front."
         )
     shape = (values.shape[0], like.max_length, *values.shape[1:])
-    each = spread(values[:, None], jax.ShapeDtypeStruct(shape, values.dtype))
-    repeated = sequences.Sequence(jnp.broadcast_to(each, shape), lengths)
+    words = spread(values[:, None], jax.ShapeDtypeStruct(shape, values.dtype))
+    repeated = sequences.Sequence(jnp.broadcast_to(words, shape), lengths)
     return repeated.with_values(repeated.masked())
 
 

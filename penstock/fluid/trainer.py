@@ -272,7 +272,7 @@ class Trainer(trainer.Trainer):
         if len(self.builder.objectives) == 1 or metrics is None:
             return as_fetched(metrics)
         # Of several objectives: what each of them returns, by name.
-        return {name: as_fetched(each) for name, each in metrics.items()}
+        return {name: as_fetched(value) for name, value in metrics.items()}
 
 
 def _pick(name: str, value: T | None, other_name: str, other: U | None) -> T | U | None:

@@ -109,8 +109,8 @@ class Graph:
             case ast.Call(func=ast.Name(id="floordiv"), args=operands):
                 # ONNX's Div rounds towards zero, and -(-n // 2) is how one rounds up.
                 above, below = map(self._compute, operands)
-                rest = self.op("Mod", above, below)
-                return self.op("Div", self.op("Sub", above, rest), below)
+                remainder = self.op("Mod", above, below)
+                return self.op("Div", self.op("Sub", above, remainder), below)
             case ast.Call(func=ast.Name(id=name), args=operands):
                 return self.op(_FUNCTIONS[name], *map(self._compute, operands))
         raise AssertionError(ast.dump(node))
@@ -187,7 +187,7 @@ class Graph:
             self.nodes.append(helper.make_node("Identity", [self.name(value)], [name]))
         self._prune(set(outputs))
         infos = [
-            [describe(n, a.shape, a.dtype) for n, a in each.items()] for each in (inputs, outputs)
+            [describe(n, a.shape, a.dtype) for n, a in specs.items()] for specs in (inputs, outputs)
         ]
         graph = helper.make_graph(
             self.nodes, "penstock", *infos, initializer=list(self.initializers.values())

@@ -92,7 +92,7 @@ def _arrange(
     wanted = [
         next(kept if axis in numbers.offset_dims else index_axes) for axis in range(len(out.shape))
     ]
-    y = graph.transpose(y, [axes.index(each) for each in wanted])
+    y = graph.transpose(y, [axes.index(axis) for axis in wanted])
     if equation.params["mode"] != GatherScatterMode.FILL_OR_DROP:
         return y
     shape = [n if kind == "index" else 1 for (kind, _), n in zip(wanted, out.shape, strict=True)]

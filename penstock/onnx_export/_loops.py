@@ -23,7 +23,7 @@ def _body(
         # A result must be made inside, by a node of its own.
         outputs.append((graph.op("Identity", value), aval))
     nodes, graph.nodes = graph.nodes, outside
-    takes, gives = ([describe(n, a.shape, a.dtype) for n, a in each] for each in (inputs, outputs))
+    takes, gives = ([describe(n, a.shape, a.dtype) for n, a in side] for side in (inputs, outputs))
     return helper.make_graph(nodes, graph.new_name("body"), takes, gives)
 
 
@@ -126,7 +126,7 @@ def _while(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
         results = graph.walk(body, [*body_consts, *names[2:]])
         if shape:
             going = test(names[2:])
-            results = [keep(going, *each) for each in zip(results, names[2:], avals, strict=True)]
+            results = [keep(going, *args) for args in zip(results, names[2:], avals, strict=True)]
         return [(is_any(test(results)), is_going), *zip(results, avals, strict=True)]
 
     described = list(zip(names, [np.zeros([], np.int64), is_going, *avals], strict=True))

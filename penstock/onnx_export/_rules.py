@@ -227,7 +227,7 @@ def _pad(graph: Graph, equation: Equation, x: Value, value: Value) -> Value:
         if between:
             # A column of padding behind each element, of which the last is cut off.
             x = graph.reshape(x, [*shape[: axis + 1], 1, *shape[axis + 1 :]])
-            pads = [(0, between if each == axis + 1 else 0) for each in range(len(shape) + 1)]
+            pads = [(0, between if place == axis + 1 else 0) for place in range(len(shape) + 1)]
             x = pad(graph, x, pads, value)
             shape[axis] = shape[axis] * (between + 1)
             x = graph.op("Slice", graph.reshape(x, shape), [0], [-between], [axis])
@@ -252,7 +252,7 @@ def _count(graph: Graph, equation: Equation) -> Value:
     shape, axis = params["shape"], params["dimension"]
     size = graph.op("Squeeze", graph.sizes([shape[axis]]), [0])
     numbers = graph.op("Range", np.int64(0), size, np.int64(1))
-    between = [size if each == axis else 1 for each, size in enumerate(shape)]
+    between = [size if place == axis else 1 for place, size in enumerate(shape)]
     counted = graph.cast(graph.reshape(numbers, between), params["dtype"])
     return graph.expand(counted, between, shape)
 

@@ -147,7 +147,7 @@ def check(
             "run. It has few operations of booleans and of integers other than int32. Convert "
             "such operands to float32 or int32 in the program."
         ) from error
-    names = {each.name for each in session.get_inputs()}  # an input may have no use
+    names = {node.name for node in session.get_inputs()}  # an input may have no use
     got = session.run(None, {name: to_numpy(feed[name]) for name in names})
     expected = function(weights, {name: jax.numpy.asarray(value) for name, value in feed.items()})
     largest = 0.0

@@ -84,6 +84,6 @@ def _find_line(graph: Graph) -> str:
     lines = []
     for equation in graph.equations:
         lines += source_info_util.summarize(equation.source_info, num_frames=100).splitlines()
-    others = (_OURS, "unknown", f"{os.sep}flax{os.sep}")
-    lines = [line.strip() for line in lines if not any(part in line for part in others)]
+    excluded = (_OURS, "unknown", f"{os.sep}flax{os.sep}")
+    lines = [line.strip() for line in lines if not any(part in line for part in excluded)]
     return next(filter(None, reversed(lines)), "an unknown line")

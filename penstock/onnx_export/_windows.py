@@ -96,7 +96,7 @@ def _reduce_windows(graph: Graph, equation: Equation, x: Value) -> Value:
     if max(params["base_dilation"]) > 1 or (kind.endswith("sum") and max(params[keys[3]]) > 1):
         raise ExportError("a pooling got a dilation, expected none. ONNX has none. Leave it out.")
     # Images in two axes and fewer are pooled over, whichever they are.
-    pooled = [axis for axis, each in enumerate(geometry) if each != (1, 1, (0, 0), 1)] or [0]
+    pooled = [axis for axis, window in enumerate(geometry) if window != (1, 1, (0, 0), 1)] or [0]
     rest = [axis for axis in range(len(shape)) if axis not in pooled]
     x = graph.transpose(x, [*rest, *pooled])
     sizes = [shape[axis] for axis in pooled]

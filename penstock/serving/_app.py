@@ -148,8 +148,8 @@ class App:
 
     def _list_routes(self) -> list[_Route]:
         of_model = [
-            _Route(method, f"/v2/models/{{name}}{version}{rest}", about, answer)
-            for method, rest, about, answer in (
+            _Route(method, f"/v2/models/{{name}}{version}{suffix}", about, answer)
+            for method, suffix, about, answer in (
                 ("POST", "/infer", "Ask a model", self._infer),
                 ("GET", "", "Inputs and outputs of a model", self._describe),
                 ("GET", "/ready", "Whether a model can be asked", self._tell_model_ready),
@@ -207,16 +207,16 @@ class App:
         if size > most:
             raise refuse("the headers", f"{size} bytes", f"{most} at most", status=431)
         exchange.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
-        found = [(each, m) for each in self._routes if (m := each.pattern.fullmatch(path))]
-        is_open = bool(found) and found[0][0].is_open
-        given = exchange.headers.get("authorization", "").encode("latin-1")
-        if self._token and not is_open and not hmac.compare_digest(given, self._token):
+        matches = [(route, m) for route in self._routes if (m := route.pattern.fullmatch(path))]
+        is_open = bool(matches) and matches[0][0].is_open
+        authorization = exchange.headers.get("authorization", "").encode("latin-1")
+        if self._token and not is_open and not hmac.compare_digest(authorization, self._token):
             exchange.answer_headers["www-authenticate"] = "Bearer"
             expected = "Bearer TOKEN with the token of this server"
             raise RequestError(f"Authorization got no or another token, expected {expected}.", 401)
-        if not found:
+        if not matches:
             raise refuse("the path", path, "one of those that /openapi.json lists", status=404)
-        route, match = found[0]
+        route, match = matches[0]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if method != route.method:
             exchange.answer_headers["allow"] = route.method

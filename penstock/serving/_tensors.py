@@ -144,12 +144,12 @@ def _read_outputs(model: HostModel, document: Mapping[str, Any]) -> dict[str, Ma
     is_binary = _read_parameters(document, "the request").get("binary_data_output", False)
     fields = {field.name: field for field in model.outputs}
     wanted = document.get("outputs") or [{"name": name} for name in fields]
-    if not isinstance(wanted, list) or not all(isinstance(each, dict) for each in wanted):
+    if not isinstance(wanted, list) or not all(isinstance(entry, dict) for entry in wanted):
         raise refuse("outputs", wanted, "a list of objects that have a name")
     outputs = {}
-    for each in wanted:
-        name = _find_name("outputs", each.get("name"), fields)
-        outputs[name] = {"binary_data": is_binary, **_read_parameters(each, f"output {name!r}")}
+    for entry in wanted:
+        name = _find_name("outputs", entry.get("name"), fields)
+        outputs[name] = {"binary_data": is_binary, **_read_parameters(entry, f"output {name!r}")}
         count = outputs[name].get("classification", 0)
         field = fields[name]
         has_scores = field.rows and len(field.shape) == 1 and not field.lod_level
@@ -158,10 +158,10 @@ def _read_outputs(model: HostModel, document: Mapping[str, Any]) -> dict[str, Ma
     return outputs
 
 
-def _find_name(what: str, name: object, known: Mapping[str, object]) -> str:
-    if not isinstance(name, str) or name not in known:
-        hint = nearest(str(name)[:64], known)
-        raise refuse(f"{what}: name", name, f"one of {listed(known)}", hint)
+def _find_name(what: str, name: object, fields: Mapping[str, object]) -> str:
+    if not isinstance(name, str) or name not in fields:
+        hint = nearest(str(name)[:64], fields)
+        raise refuse(f"{what}: name", name, f"one of {listed(fields)}", hint)
     return name
 
 
@@ -222,11 +222,11 @@ def _read_examples(field: Field, shape: tuple[int, ...], data: Any) -> list[byte
     what, is_image = f"data of input {field.name!r}", field.kind == "image"
     expected = f"{math.prod(shape)} {'images' if is_image else 'texts'} of the shape [B] or [B, 1]"
     examples = _split(data) if isinstance(data, memoryview) else data
-    examples = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in examples]
+    examples = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in examples]
     if len(examples) != math.prod(shape) or shape[1:] not in ((), (1,)) or not shape:
         raise refuse(what, f"{len(examples)} elements for {[*shape]}", expected)
     try:
-        return [_read_example(each, is_image) for each in examples]
+        return [_read_example(example, is_image) for example in examples]
     except (ValueError, TypeError, AttributeError) as error:
         form = "base64, or bytes behind the JSON" if is_image else "UTF-8"
         raise refuse(what, "other data", f"{expected}, as {form}", f" {error}.") from error
@@ -268,11 +268,11 @@ def _fit(field: Field, array: np.ndarray) -> np.ndarray | list[Any]:
         raise refuse(f"shape of input {field.name!r}", str([*array.shape]), f"{own}, -1 any size")
     if not np.can_cast(array.dtype, np.dtype(field.dtype), "safe"):
         why = " Not every number of the one is a number of the other."
-        given = _DATATYPES[array.dtype.name]
-        raise refuse(f"datatype of input {field.name!r}", given, _DATATYPES[field.dtype], why)
+        array_type = _DATATYPES[array.dtype.name]
+        raise refuse(f"datatype of input {field.name!r}", array_type, _DATATYPES[field.dtype], why)
     array = array.astype(np.dtype(field.dtype), copy=False)
     level = field.lod_level
-    return array if not level else [*array] if level == 1 else [[*each] for each in array]
+    return array if not level else [*array] if level == 1 else [[*example] for example in array]
 
 
 def _check_rows(model: HostModel, feed: Feed, examples: Sequence[object], most: int) -> None:
@@ -290,8 +290,8 @@ def check_lengths(feed: Feed, most: int) -> None:
     for name, column in feed.items():
         # A nested one is a list of sequences itself.
         lengths = [
-            max(len(each), *map(len, each)) if isinstance(each, list) else len(each)
-            for each in (column if isinstance(column, list) else ())
+            max(len(example), *map(len, example)) if isinstance(example, list) else len(example)
+            for example in (column if isinstance(column, list) else ())
         ]
         if max(lengths, default=0) > most:
             raise refuse(f"input {name!r}", f"{max(lengths)} words", f"{most} at most")
