@@ -324,8 +324,8 @@ class RandomAccessIterator(IteratorBase[Any]):
         try:
             padding, first = self._source.decoder.padding, samples[0]
             # Of what the features declare without a length, `decode` may have left some out.
-            known = first if padding and isinstance(first, Mapping) else ()
-            padding = {name: how for name, how in padding.items() if name in known}
+            names = first if padding and isinstance(first, Mapping) else ()
+            padding = {name: how for name, how in padding.items() if name in names}
             samples = _batching.pad_to_longest(samples, {**padding, **self._source.options.pad})
             return _batching.stack_samples(samples, memory)
         # Only of an unlike sample is it known which record is at fault.
@@ -405,8 +405,8 @@ class RandomAccessIterator(IteratorBase[Any]):
             return ""
         more = self.num_skipped - len(self._skipped)
         names = [*map(_find_origin, self._skipped[1:]), *([f"{more} more"] if more > 0 else [])]
-        others = f" The others: {'; '.join(names)}." if names else ""
-        return f" The first: {self._skipped[0]}{others}"
+        listing = f" The others: {'; '.join(names)}." if names else ""
+        return f" The first: {self._skipped[0]}{listing}"
 
     def _start(self) -> None:
         source, options = self._source, self._source.options
