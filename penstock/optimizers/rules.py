@@ -79,7 +79,7 @@ def adam_weight_decay(
     {'bias': -0.0, 'w': -0.002}
     """
     # Without patterns, one that matches nothing: an empty one would match all.
-    pattern = re.compile("|".join(f"(?:{each})" for each in exclude) or r"(?!)")
+    pattern = re.compile("|".join(f"(?:{expression})" for expression in exclude) or r"(?!)")
 
     def mask_decayed(params: optax.Params) -> optax.Params:
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
