@@ -73,7 +73,7 @@ def _add_up_above(
     is_counted = weights > 0
     scores, positive = scores[is_counted], positive[is_counted]
     weights = weights[is_counted].astype(np.float64)
-    # Not by `-scores`, which of bytes are others.
+    # Not by `-scores`: unsigned bytes would wrap around.
     order = np.argsort(scores)[::-1]
     # Equal scores are one step of the curve, whatever their order.
     is_last = np.append(np.diff(scores[order]) != 0, True)[: len(order)]

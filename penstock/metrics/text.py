@@ -150,7 +150,7 @@ class BLEU(Metric):
         closest = jnp.argmin(gaps, axis=0)[None, :]
         nearest = jnp.take_along_axis(jnp.stack([r.lengths for r in references]), closest, 0)[0]
         among, *across = (_count_equal(words, other, n_gram) for other in (words, *references))
-        # The k-th of equal n-grams is found where a reference has as many as k.
+        # The k-th of equal n-grams matches where a reference has at least k of them.
         in_any = jnp.max(jnp.stack([jnp.sum(equal, axis=3) for equal in across]), axis=0)
         before = jnp.sum(jnp.tril(among, -1), axis=3)
         is_there = jnp.diagonal(among, axis1=2, axis2=3)

@@ -494,7 +494,7 @@ def _visit(
         kind = operation.removesuffix("-start")
         if kind in _COLLECTIVES:
             passed = sum(sizes.get(word, 0) for word in re.findall(r"%([\w.\-]+)", operands))
-            # Of one that starts there, the result has the operands beside what will be.
+            # The result of a start operation has the operands beside what is received.
             result = sizes[own] - passed * (operation != kind and shape.startswith("("))
             size, over = times * max(result, passed), "async_collective_fusion_config" in attributes
             over = over or (operation != kind and _has_work(lines[place + 1 :], own))

@@ -323,12 +323,12 @@ class RandomAccessIterator(IteratorBase[Any]):
     ) -> _tree.ArrayTree:
         try:
             padding, first = self._source.decoder.padding, samples[0]
-            # Of what the features declare without a length, `decode` may have left some out.
+            # `decode` may have left out some of the features declared without a length.
             names = first if padding and isinstance(first, Mapping) else ()
             padding = {name: how for name, how in padding.items() if name in names}
             samples = _batching.pad_to_longest(samples, {**padding, **self._source.options.pad})
             return _batching.stack_samples(samples, memory)
-        # Only of an unlike sample is it known which record is at fault.
+        # Only an unlike sample tells which record is at fault.
         except _batching.UnlikeError as error:
             raise self._source.records.blame(error, records[error.number]) from error.__cause__
 

@@ -81,7 +81,7 @@ def get_field(caller: str, sample: Any, field: Field) -> Any:
 
 def count_words(caller: str, thing: str, value: Any) -> int:
     """Return the length of a sequence."""
-    # Strings and dicts have a length too, and it is that of no sequence of words.
+    # Strings and dicts have a length too, but it does not count words.
     if not isinstance(value, (str, bytes, Mapping)):
         try:
             return len(value)
@@ -425,7 +425,7 @@ def learn_buckets(
             except Exception as error:
                 note(error, f"in learn_buckets, sample {number} of epoch 0")
                 raise
-            # An empty sequence is padded to the least length, which is no 0.
+            # An empty sequence is padded to the least length, which is not 0.
             counts[-(-max(words, 1) // multiple_of) * multiple_of] += 1
     if not counts:
         raise ValueError(
