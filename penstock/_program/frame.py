@@ -502,7 +502,7 @@ class Frame:
         What its layers have noted comes out with it, as results of their own: running statistics,
         counts of words, which of its results are means or have logits.
         """
-        found: dict[str, Any] = {}
+        static: dict[str, Any] = {}
 
         def body(*args: Any) -> tuple[Any, ...]:
             num_counts = len(self.word_counts)
@@ -512,7 +512,7 @@ class Frame:
             del self.word_counts[num_counts:]
             leaves = jax.tree.leaves(result)
             means = {n: self.means[id(x)] for n, x in enumerate(leaves) if id(x) in self.means}
-            found["means"] = {n: mean.is_of_part for n, mean in means.items()}
+            static["means"] = {n: mean.is_of_part for n, mean in means.items()}
             num_words = {n: mean.num_words for n, mean in means.items()}
             logits = {
                 n: self.logits[id(x)][1] for n, x in enumerate(leaves) if id(x) in self.logits
@@ -524,7 +524,7 @@ class Frame:
             self.update(path, value)
         self.word_counts.extend(counts)
         leaves = jax.tree.leaves(result)
-        for number, is_of_part in found["means"].items():
+        for number, is_of_part in static["means"].items():
             value = leaves[number]
             self.means[id(value)] = Mean(value, num_words[number], is_of_part)
         for number, array in logits.items():
@@ -544,11 +544,11 @@ class Frame:
             return functools.reduce(lambda x, path: layer(path, x), paths, x)
         first, params = paths[0], self.variables["params"]
         stacked: dict[Path, jax.Array] = {}
-        for rest in flatten(find_entry(params, first)):
-            each = [(*path, *rest) for path in paths]
-            values = [find_entry(params, path) for path in each]
-            stacked[rest] = self._stack(each, values)
-            self.used.update(zip(each, values, strict=True))
+        for leaf in flatten(find_entry(params, first)):
+            leaf_paths = [(*path, *leaf) for path in paths]
+            values = [find_entry(params, path) for path in leaf_paths]
+            stacked[leaf] = self._stack(leaf_paths, values)
+            self.used.update(zip(leaf_paths, values, strict=True))
         counters, outer = dict(self.names.scope.counters), self.scanned
 
         def body(x: jax.Array, own: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
@@ -579,9 +579,9 @@ class Frame:
             return jax.random.fold_in(self.key, hash_path(path))
         paths, number = self.scanned
         # Layers inside a block are called by its path, see `dropout_name`.
-        first, *others = ["_".join(each[len(self.names.scope.path) :]) + "_" for each in paths]
+        first, *later = ["_".join(block[len(self.names.scope.path) :]) + "_" for block in paths]
         *above, own = path
-        names = [own.replace(first, other, 1) for other in (first, *others)]
+        names = [own.replace(first, other, 1) for other in (first, *later)]
         hashes = jnp.asarray([hash_path((*above, name)) for name in names], jnp.uint32)
         return jax.random.fold_in(self.key, hashes[number])
 

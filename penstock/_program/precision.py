@@ -166,11 +166,11 @@ class ProgramOptions:
                 continue
             sizes = [mesh.shape.get(axis, 0) if axis else 1 for axis in chosen]
             if len(chosen) > len(shape) or 0 in sizes or AXIS in chosen:
-                others = listed(sorted(names - {AXIS}))
+                axis_names = listed(sorted(names - {AXIS}))
                 raise ProgramError(
                     f"parameter_sharding got {chosen!r} for {spell(path)!r} of shape "
                     f"{list(shape)}, expected for each dimension None or one of the mesh's axes "
-                    f"beside {AXIS!r}: {others}. state_sharding splits over {AXIS!r}."
+                    f"beside {AXIS!r}: {axis_names}. state_sharding splits over {AXIS!r}."
                 )
             uneven = [k for k, size in enumerate(sizes) if shape[k] % size]
             if uneven:

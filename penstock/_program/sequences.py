@@ -250,10 +250,10 @@ class CutNestedSequences(list[CutSequences]):
 
 # JAX takes a list of another class for a leaf.
 jax.tree_util.register_pytree_node(
-    CutSequences, lambda each: (list(each), None), lambda _, arrays: CutSequences(arrays)
+    CutSequences, lambda node: (list(node), None), lambda _, arrays: CutSequences(arrays)
 )
 jax.tree_util.register_pytree_node(
-    CutNestedSequences, lambda each: (list(each), None), lambda _, parts: CutNestedSequences(parts)
+    CutNestedSequences, lambda node: (list(node), None), lambda _, parts: CutNestedSequences(parts)
 )
 
 

@@ -731,10 +731,10 @@ def _mixes_features(traces: Iterable[Any], number: int) -> bool:
     if number == 1:
         return False
     axes = _count_mixed_axes(traces)
-    known = {*_CUMULATIVE, *_REDUCTIONS, _WINDOW, _TRANSFORM, _PAD}
+    primitives = {*_CUMULATIVE, *_REDUCTIONS, _WINDOW, _TRANSFORM, _PAD}
     kinds = Counter(size for name, size in axes if name.endswith(_OF_NUMBERS))
     return any(
-        name in known or (name == _LOOKUP and size % number) or kinds[size] > 1
+        name in primitives or (name == _LOOKUP and size % number) or kinds[size] > 1
         for name, size in axes
     )
 
@@ -857,7 +857,7 @@ def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
 
 def _takes_fixed_part(traces: Iterable[Any], again: Iterable[Any]) -> bool:
     """Return whether a part of the batch has one size in both probes, as `h[:16]`."""
-    listed_twice = [[e for trace in each for e in trace.eqns] for each in (traces, again)]
+    listed_twice = [[e for trace in run for e in trace.eqns] for run in (traces, again)]
     for pair in zip(*listed_twice, strict=False):
         if {equation.primitive.name for equation in pair} in ({"slice"}, {"reshape"}):
             shapes = [x.aval.shape for e in pair for x in (e.invars[0], e.outvars[0])]

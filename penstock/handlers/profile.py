@@ -82,7 +82,7 @@ def table(operations: list[Operation], top: int) -> str:
         share = ms / total_ms if total_ms else 0.0
         return f"{ms:.3f}", f"{share:.1%}", str(num_runs), name, source
 
-    rows = [sum_up([each], each.name, each.source) for each in operations[:top]]
+    rows = [sum_up([operation], operation.name, operation.source) for operation in operations[:top]]
     if rest := operations[top:]:
         rows.append(sum_up(rest, f"{len(rest)} others"))
     rows.append(sum_up(operations, f"{len(operations)} operations"))

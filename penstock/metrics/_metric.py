@@ -47,12 +47,12 @@ def read_rows(
     `input` is as the labels, `[B, ...]` or `[B, ..., 1]`, or `[B, ..., C]`; `takes` says whether
     each label has one number, one for every class, or any of the two.
     """
-    lengths = [each.max_length for each in (input, label) if isinstance(each, Sequence)]
-    masks = [each.mask for each in (input, label) if isinstance(each, Sequence)]
+    lengths = [values.max_length for values in (input, label) if isinstance(values, Sequence)]
+    masks = [values.mask for values in (input, label) if isinstance(values, Sequence)]
     length = min(lengths, default=None)
     input, label = (
-        each.values[:, :length] if isinstance(each, Sequence) else jnp.asarray(each)
-        for each in (input, label)
+        value.values[:, :length] if isinstance(value, Sequence) else jnp.asarray(value)
+        for value in (input, label)
     )
     if label.shape in ((*input.shape, 1), (*input.shape[:-1], 1)) and input.shape != label.shape:
         label = label[..., 0]

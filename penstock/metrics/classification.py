@@ -60,7 +60,7 @@ def _read_classes(
             f"metrics.{owner} got integers as classes, expected num_classes too. It counts each "
             "class. Pass num_classes=..."
         )
-    ids = [each.astype(jnp.int32) for each in (predicted, rows.label)]
+    ids = [classes.astype(jnp.int32) for classes in (predicted, rows.label)]
     return rows._replace(input=ids[0], label=ids[1]), num_classes
 
 
@@ -168,26 +168,26 @@ class _ClassCounts(Metric):
             )
         is_multilabel = is_multilabel and is_of_labels(input, rows.shape)
         if is_multilabel:
-            predicted, actual, weights = (each.reshape(rows.shape) for each in rows[:3])
+            predicted, actual, weights = (array.reshape(rows.shape) for array in rows[:3])
             predicted, actual = predicted == 1, actual == 1
         else:
             predicted, actual = (compare_classes(ids, num_classes) for ids in rows[:2])
             weights = rows.weights[:, None]
         sums = [
-            jnp.sum(jnp.where(each, weights, 0), axis=0)
-            for each in (predicted & actual, predicted, actual)
+            jnp.sum(jnp.where(mask, weights, 0), axis=0)
+            for mask in (predicted & actual, predicted, actual)
         ]
         return cls(*sums, average=average, is_multilabel=is_multilabel)
 
     def compute(self) -> float | np.ndarray:
         """Return the value, or with `average=None` one for each class, `[C]`."""
         right, predicted, actual = (
-            np.asarray(each, np.float64) for each in (self.right, self.predicted, self.actual)
+            np.asarray(count, np.float64) for count in (self.right, self.predicted, self.actual)
         )
         if self.average == "binary":
             right, predicted, actual = right[1:], predicted[1:], actual[1:]
         elif self.average == "micro":
-            right, predicted, actual = ([each.sum()] for each in (right, predicted, actual))
+            right, predicted, actual = ([count.sum()] for count in (right, predicted, actual))
         above, (of_right, of_predicted, of_actual) = self._ratio
         below = np.multiply(of_right, right) + np.multiply(of_predicted, predicted)
         values = divide(np.multiply(above, right), below + np.multiply(of_actual, actual))
@@ -341,8 +341,8 @@ class ConfusionMatrix(Metric):
         # In parts: a product adds one number after the other, and in float32 2**24 + 1 is 2**24.
         size = min(len(weighted), _ROWS_AT_ONCE)
         parts = [
-            jnp.pad(each, ((0, -len(each) % size), (0, 0))).reshape(-1, size, num_classes)
-            for each in (weighted, predicted.astype(jnp.float32))
+            jnp.pad(array, ((0, -len(array) % size), (0, 0))).reshape(-1, size, num_classes)
+            for array in (weighted, predicted.astype(jnp.float32))
         ]
         # Not in bfloat16, which accelerators take for products: weights have more digits.
         counts = jnp.einsum("knc,knd->kcd", *parts, precision="highest").sum(axis=0)
@@ -463,7 +463,7 @@ class CalibrationError(Metric):
         bins = jnp.sum(confidence[:, None] > edges[None, :], axis=1)
         is_in = compare_classes(bins, n_bins)
         columns = (confidence, is_right.astype(jnp.float32), jnp.ones_like(confidence))
-        sums = [jnp.where(is_in, (each * rows.weights)[:, None], 0).sum(axis=0) for each in columns]
+        sums = [jnp.where(is_in, (term * rows.weights)[:, None], 0).sum(axis=0) for term in columns]
         return cls(jnp.stack(sums), norm)
 
     def compute(self) -> float:

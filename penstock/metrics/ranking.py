@@ -48,7 +48,7 @@ def _read_columns(
         first = 1 if rows.input.shape[1] == 2 else 0
         return _Columns(rows.input[:, first:], positive[:, first:], weights)
     shape = rows.shape if is_of_labels(input, rows.shape) else (-1, 1)
-    scores, label_, weights = (each.reshape(shape) for each in rows[:3])
+    scores, label_, weights = (array.reshape(shape) for array in rows[:3])
     return _Columns(scores, label_ == 1, weights)
 
 
@@ -73,11 +73,11 @@ def _add_up_above(
     is_counted = weights > 0
     scores, positive = scores[is_counted], positive[is_counted]
     weights = weights[is_counted].astype(np.float64)
-    # Not by `-scores`, which of bytes are others.
+    # Not by `-scores`: unsigned bytes would wrap around.
     order = np.argsort(scores)[::-1]
     # Equal scores are one step of the curve, whatever their order.
     is_last = np.append(np.diff(scores[order]) != 0, True)[: len(order)]
-    sums = [np.cumsum(np.where(each, weights, 0)[order]) for each in (positive, ~positive)]
+    sums = [np.cumsum(np.where(mask, weights, 0)[order]) for mask in (positive, ~positive)]
     return sums[0][is_last], sums[1][is_last]
 
 
@@ -139,7 +139,7 @@ class _Ranking(RowMetric):
         if np.isnan(scores).any():
             return float("nan")
         columns = zip(scores.T, positive.T, weights.T, strict=True)
-        return _average(type(self)._curve, (_add_up_above(*each) for each in columns), self.average)
+        return _average(type(self)._curve, (_add_up_above(*args) for args in columns), self.average)
 
 
 class AUC(_Ranking):
@@ -198,8 +198,8 @@ class _Histogram(Metric):
         bins = jnp.clip(jnp.floor(columns.scores * num_bins), 0, num_bins - 1)
         is_in = bins[..., None] == jnp.arange(num_bins, dtype=bins.dtype)[None, None, :]
         counts = [
-            jnp.where(is_in, jnp.where(each, columns.weights, 0)[..., None], 0).sum(axis=0)
-            for each in (columns.positive, ~columns.positive)
+            jnp.where(is_in, jnp.where(mask, columns.weights, 0)[..., None], 0).sum(axis=0)
+            for mask in (columns.positive, ~columns.positive)
         ]
         return cls(jnp.stack(counts), average)
 
@@ -339,7 +339,7 @@ class RetrievalRecall(RowMetric):
                 "expected [B, D], a query a row. They tell which are of one query. Pass indexes=..."
             )
         if indexes is None:
-            scores, relevant, weights = (each.reshape(rows.shape) for each in rows[:3])
+            scores, relevant, weights = (array.reshape(rows.shape) for array in rows[:3])
             return cls(scores, relevant, weights, None, top_k)
         queries = read_rows(cls.__name__, indexes, label, None, None).input
         return cls(*rows[:3], queries, top_k)
@@ -350,7 +350,7 @@ class RetrievalRecall(RowMetric):
         if self.queries is not None:
             order = np.argsort(self.queries, kind="stable")
             starts = np.flatnonzero(np.diff(np.asarray(self.queries)[order])) + 1
-            arrays = [np.split(each[order], starts) for each in arrays]
+            arrays = [np.split(array[order], starts) for array in arrays]
         recalls, weights = [], []
         for scores, relevant, weight in zip(*arrays, strict=True):
             is_counted = weight > 0

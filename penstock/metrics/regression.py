@@ -102,7 +102,7 @@ def _sum_products(x: jax.Array, y: jax.Array, weights: jax.Array) -> jax.Array:
     """
     count = jnp.sum(weights, axis=0)
     size = jnp.where(count != 0, count, 1)
-    x_mean, y_mean = (jnp.sum(weights * each, axis=0) / size for each in (x, y))
+    x_mean, y_mean = (jnp.sum(weights * values, axis=0) / size for values in (x, y))
     dx, dy = x - x_mean[None], y - y_mean[None]
     product, rounding = _multiply(x_mean, y_mean)
     whole, part = _multiply(count, product)
@@ -134,7 +134,7 @@ def _read_outputs(
     """Return inputs, labels and weights, `[N, D]`, float32."""
     rows = read_rows(owner, input, label, sample_weight, ignore_index, "numbers")
     num_outputs = rows.shape[-1] if len(rows.shape) > 1 else 1
-    return [each.reshape(-1, num_outputs).astype(jnp.float32) for each in rows[:3]]
+    return [column.reshape(-1, num_outputs).astype(jnp.float32) for column in rows[:3]]
 
 
 def _variance(squares: np.ndarray, total: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -192,8 +192,8 @@ class R2(Metric):
     def compute(self) -> float | np.ndarray:
         """Return the value, at most 1, or with `"raw_values"` one for each output, `[D]`."""
         errors, squares, total, count, num_rows = (
-            np.asarray(each, np.float64)
-            for each in (self.errors, self.squares, self.total, self.count, self.num_rows)
+            np.asarray(array, np.float64)
+            for array in (self.errors, self.squares, self.total, self.count, self.num_rows)
         )
         variance = _variance(squares.sum(axis=0), total.sum(axis=0), count)
         explained = 1 - errors / np.where(variance > 0, variance, 1)
@@ -229,9 +229,9 @@ class Pearson(Metric):
     ) -> Self:
         """Return the sums of a batch, of inputs of the labels' shape."""
         columns = _read_outputs("Pearson", input, label, sample_weight, ignore_index)
-        x, y, weights = (each.reshape(-1, 1) for each in columns)
-        one = jnp.ones_like(x)
-        pairs = ((x, x), (y, y), (x, y), (x, one), (y, one))
+        x, y, weights = (column.reshape(-1, 1) for column in columns)
+        ones = jnp.ones_like(x)
+        pairs = ((x, x), (y, y), (x, y), (x, ones), (y, ones))
         products = [_sum_products(a, b, weights)[:, 0] for a, b in pairs]
         return cls(jnp.stack(products), jnp.sum(weights))
 

@@ -93,7 +93,7 @@ class EditDistance(Metric):
           sample_weight: of each example, `[B]`.
           ignore_index: ids that are no words, such as padding.
         """
-        predicted, true = (_read_words(each, ignore_index) for each in (input, label))
+        predicted, true = (_read_words(ids, ignore_index) for ids in (input, label))
         weights = _weigh(sample_weight, true)
         counts = true.lengths if normalized else jnp.ones_like(true.lengths)
         return cls(jnp.sum(weights * levenshtein(predicted, true)), jnp.sum(weights * counts))
@@ -143,15 +143,15 @@ class BLEU(Metric):
         """
         words = _read_words(input, ignore_index)
         labels: Any = label if isinstance(label, list | tuple) else [label]
-        references = [_read_words(each, ignore_index) for each in labels]
+        references = [_read_words(ids, ignore_index) for ids in labels]
         weights, lengths = _weigh(sample_weight, words), words.lengths
         # The closest reference counts for the length, and of two the shorter.
         gaps = jnp.stack([2 * abs(r.lengths - lengths) + (r.lengths > lengths) for r in references])
         closest = jnp.argmin(gaps, axis=0)[None, :]
         nearest = jnp.take_along_axis(jnp.stack([r.lengths for r in references]), closest, 0)[0]
-        among, *others = (_count_equal(words, each, n_gram) for each in (words, *references))
-        # The k-th of equal n-grams is found where a reference has as many as k.
-        in_any = jnp.max(jnp.stack([jnp.sum(each, axis=3) for each in others]), axis=0)
+        among, *across = (_count_equal(words, other, n_gram) for other in (words, *references))
+        # The k-th of equal n-grams matches where a reference has at least k of them.
+        in_any = jnp.max(jnp.stack([jnp.sum(equal, axis=3) for equal in across]), axis=0)
         before = jnp.sum(jnp.tril(among, -1), axis=3)
         is_there = jnp.diagonal(among, axis1=2, axis2=3)
         matches = jnp.sum(is_there & (before < in_any), axis=2)
@@ -176,10 +176,10 @@ class BLEU(Metric):
         return float(np.exp(shortness + np.mean(np.log(matches / totals))))
 
 
-def _count_equal(one: Sequence, other: Sequence, n_gram: int) -> jax.Array:
+def _count_equal(words: Sequence, other: Sequence, n_gram: int) -> jax.Array:
     """Return whether the n-grams that begin at two places are equal, `[n_gram, B, T, L]`."""
-    equal = one.values[:, :, None] == other.values[:, None, :]
-    equal &= one.mask[:, :, None] & other.mask[:, None, :]
+    equal = words.values[:, :, None] == other.values[:, None, :]
+    equal &= words.mask[:, :, None] & other.mask[:, None, :]
     grams = [equal]
     for _ in range(1, n_gram):
         # One word more: the pair after it is equal too.

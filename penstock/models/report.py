@@ -130,8 +130,8 @@ def _make_layer_rows(table: Sequence[ParameterRow], products: Sequence[Product])
         for path, entries in grouped.items()
     ]
     # Products without a kernel, such as those of attention.
-    rest = sum(product.num_macs for product in made.get("", []))
-    return [*rows, LayerRow(path="(without parameters)", num_macs=rest)] if rest else rows
+    num_macs = sum(product.num_macs for product in made.get("", []))
+    return [*rows, LayerRow(path="(without parameters)", num_macs=num_macs)] if num_macs else rows
 
 
 def _cut_leaf(path: str) -> str:

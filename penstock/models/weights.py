@@ -313,7 +313,7 @@ def find_fitting_models(file: WeightFile) -> list[str]:
     """
     formats = get_args(Source) if file.format == "numpy" else (file.format,)
     files = [dataclasses.replace(file, format=format) for format in formats]
-    return [name for name in list_models() if any(_has_names_of(get(name), each) for each in files)]
+    return [name for name in list_models() if any(_has_names_of(get(name), form) for form in files)]
 
 
 def _has_names_of(model: Model, file: WeightFile) -> bool:

@@ -257,12 +257,12 @@ def _find_maker(
             "optimizer of optax; optimizers.names() has them all." + nearest(short, names())
         )
     # Asked here, to name the nearest; Python would only refuse.
-    first, *known = inspect.signature(function).parameters
+    first, *parameters = inspect.signature(function).parameters
     for option in options.optax_options:
-        if option not in known:
+        if option not in parameters:
             raise UnknownNameError(
                 f"optimizers.get got the option {option!r} for optax's {short!r}, expected one of "
-                f"{listed(known)}." + nearest(option, known)
+                f"{listed(parameters)}." + nearest(option, parameters)
             )
     return lambda rate: function(**{first: rate}, **options.optax_options)
 
@@ -273,7 +273,7 @@ def _find_in_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
     They are its functions whose first argument is a learning rate.
     """
-    found: dict[str, Callable[..., optax.GradientTransformation]] = {}
+    optimizers: dict[str, Callable[..., optax.GradientTransformation]] = {}
     # optax's own before contrib's of the same name.
     for module in (optax, optax.contrib):
         for name, value in sorted(vars(module).items()):
@@ -282,5 +282,5 @@ def _find_in_optax() -> dict[str, Callable[..., optax.GradientTransformation]]:
                 continue
             first = next(iter(inspect.signature(value).parameters), "")
             if first in ("learning_rate", "max_learning_rate"):
-                found.setdefault(name, value)
-    return found
+                optimizers.setdefault(name, value)
+    return optimizers

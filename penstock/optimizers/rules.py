@@ -79,11 +79,11 @@ def adam_weight_decay(
     {'bias': -0.0, 'w': -0.002}
     """
     # Without patterns, one that matches nothing: an empty one would match all.
-    pattern = re.compile("|".join(f"(?:{each})" for each in exclude) or r"(?!)")
+    pattern = re.compile("|".join(f"(?:{expression})" for expression in exclude) or r"(?!)")
 
     def mask_decayed(params: optax.Params) -> optax.Params:
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        # Layers with a kernel: their bias is a bias, and no shift of a norm.
+        # Layers with a kernel: their bias is a bias, not the shift of a norm.
         of_layers = {path[:-1] for path in paths if _format_path(path[-1:]) not in _OF_NORMS}
 
         def is_decayed(path: KeyPath, _: jax.Array) -> bool:

@@ -93,12 +93,12 @@ def describe(preprocessing: Preprocessing) -> Description:
     {'name': 'vgg', 'options': {'resize_side_min': 341}}
     """
     made = {name: make() for name, make in _PREPROCESSINGS.items()}
-    for name, each in made.items():
-        if each == preprocessing:
+    for name, default in made.items():
+        if default == preprocessing:
             return {"name": name, "options": {}}
-    for name, each in made.items():
-        if type(each) is type(preprocessing):
-            return {"name": name, "options": _find_options(each, preprocessing)}
+    for name, default in made.items():
+        if type(default) is type(preprocessing):
+            return {"name": name, "options": _find_options(default, preprocessing)}
     raise PreprocessingError(
         f"preprocessing.describe got {preprocessing!r}, expected one of {listed(names())}, with "
         "any options. A name is how another program finds it again. Decorate its class with "
@@ -118,13 +118,13 @@ def restore(description: Mapping[str, object]) -> Preprocessing:
     """
     try:
         made = get(str(description["name"]))
-        given = description.get("options", {})
-        if not isinstance(given, Mapping):
-            raise TypeError(f"options is a {type(given).__name__}")
+        entries = description.get("options", {})
+        if not isinstance(entries, Mapping):
+            raise TypeError(f"options is a {type(entries).__name__}")
         # JSON has no tuples.
         options = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in given.items()
+            for name, value in entries.items()
         }
         return dataclasses.replace(made, **options)
     except UnknownNameError:
@@ -140,9 +140,9 @@ def restore(description: Mapping[str, object]) -> Preprocessing:
 
 def _find_options(base: Preprocessing, other: Preprocessing) -> dict[str, object]:
     """Return the options of `other` that differ from those of `base`."""
-    each = {field.name: getattr(other, field.name) for field in dataclasses.fields(other)}
+    values = {field.name: getattr(other, field.name) for field in dataclasses.fields(other)}
     return {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in each.items()
+        for name, value in values.items()
         if value != getattr(base, name)
     }

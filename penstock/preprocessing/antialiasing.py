@@ -93,8 +93,8 @@ def _mix_bytes(flat: np.ndarray, indices: np.ndarray, weights: np.ndarray, axis:
     wide = flat.astype(np.int32)
     # Half of a byte's step, which rounds.
     total = np.int32(1 << (_FRACTION_BITS - 1))
-    for each, weight in zip(indices, weights, strict=True):
-        part = wide.take(each, axis)
+    for index, weight in zip(indices, weights, strict=True):
+        part = wide.take(index, axis)
         part *= weight
         part += total
         total = part

@@ -105,8 +105,8 @@ def _mix_floats(
     # The first plus weighted differences, not a sum of products: equal values stay equal.
     base = flat.take(indices[0], axis).astype(np.float32)
     total = base
-    for each, weight in zip(indices[1:], weights[1:], strict=True):
-        difference = flat.take(each, axis).astype(np.float32)
+    for index, weight in zip(indices[1:], weights[1:], strict=True):
+        difference = flat.take(index, axis).astype(np.float32)
         difference -= base
         difference *= weight
         total = total + difference if total is base else np.add(total, difference, out=total)

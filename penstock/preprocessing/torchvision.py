@@ -98,8 +98,8 @@ class Torchvision(Preprocessing):
         image = image if draws is None else colour.flip(image, draws)
         # In 0..255 on both sides of the division: one rounding less than from 0..1.
         means, deviations = (
-            255 * np.asarray(each, np.float32).reshape(1, 1, 3)
-            for each in (self.means, self.deviations)
+            255 * np.asarray(values, np.float32).reshape(1, 1, 3)
+            for values in (self.means, self.deviations)
         )
         return (image - means) / deviations
 

@@ -308,11 +308,11 @@ def _check_entries(program: Probe, table: ShapeTable, expected: str) -> None:
     for (collection, path), entry in program.shape_table.items():
         name = spell(path)
         if (collection, path) not in table:
-            known = [spell(p) for c, p in table if c == collection]
+            names = [spell(p) for c, p in table if c == collection]
             raise ProgramError(
                 f"{program.name} got the parameter {name!r}, expected only parameters of "
-                f"{expected}: {listed(known)}. All programs share one parameter tree. Create the "
-                "same layers in the same order in every mode, or name them." + nearest(name, known)
+                f"{expected}: {listed(names)}. All programs share one parameter tree. Create the "
+                "same layers in the same order in every mode, or name them." + nearest(name, names)
             )
         shape, dtype = table[collection, path]
         if entry != (shape, dtype):

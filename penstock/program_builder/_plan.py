@@ -83,10 +83,10 @@ class Plan:
         if self.rates is None:
             return math.nan
         link, waited, overlapped = self.rates.link_gb * 1e9, 0.0, 0.0
-        for each in self.collectives or ():
-            passes = 2 if each.kind == "all-reduce" else 1
-            overlapped += passes * each.bytes_overlapped / link
-            waited += passes * (each.num_bytes - each.bytes_overlapped) / link
+        for collective in self.collectives or ():
+            passes = 2 if collective.kind == "all-reduce" else 1
+            overlapped += passes * collective.bytes_overlapped / link
+            waited += passes * (collective.num_bytes - collective.bytes_overlapped) / link
         computing = self.num_operations / (self.rates.teraflops * 1e12)
         # nan is left out: nothing is greater than it, nor less.
         moving = self.num_bytes / (self.rates.memory_gb * 1e9)
@@ -103,7 +103,7 @@ class Plan:
         """The plan in words, by what each is."""
         step, messages = self.step_secs, self.collectives
         number, over, passed = (
-            sum(getattr(each, name) for each in messages or ())
+            sum(getattr(collective, name) for collective in messages or ())
             for name in ("number", "number_overlapped", "num_bytes")
         )
         facts = {
@@ -177,11 +177,11 @@ def plan(
     check_count("plan(batch_size)", batch_size, 1)
     name, mesh = builder.choose_objective(objective), builder.mesh
     if topology is not None:
-        devices, others = describe_devices(topology), mesh.size // _mesh.count_parts(mesh)
-        if len(devices) % others:
+        devices, num_per_part = describe_devices(topology), mesh.size // _mesh.count_parts(mesh)
+        if len(devices) % num_per_part:
             raise ValueError(
                 f"topology got {topology!r} with {len(devices)} devices, expected a multiple of "
-                f"{others}, as the builder's mesh has {dict(mesh.shape)}."
+                f"{num_per_part}, as the builder's mesh has {dict(mesh.shape)}."
             )
         sizes = [-1 if axis == _mesh.AXIS else mesh.shape[axis] for axis in mesh.axis_names]
         mesh = Mesh(np.asarray(devices).reshape(sizes), mesh.axis_names)
@@ -272,8 +272,8 @@ def _count_sharers(network: Network, objective: str, rows: Rows) -> int:
     """Return among how many devices a step's products are divided: the others do the same again."""
     program, parts = network.train[objective], _mesh.count_parts(network.mesh)
     is_split = program.splits_features and not {_mesh.WHOLE}.issuperset(network.used_specs.values())
-    others = network.mesh.size // parts if is_split else 1
-    return others if rows.is_whole(program.layout) else parts * others
+    num_per_part = network.mesh.size // parts if is_split else 1
+    return num_per_part if rows.is_whole(program.layout) else parts * num_per_part
 
 
 def _read_collectives(inspection: Inspection, device: Any) -> tuple[Collective, ...] | None:
@@ -305,16 +305,16 @@ def _find_largest(
     """Return the largest batch that was seen to fit, within 3 % of where a line says it ends."""
     parts, capacity = _mesh.count_parts(mesh), first.capacity_bytes
     rows = -(-first.batch_size // parts)
-    known = {rows: first}
+    trials = {rows: first}
     while True:
-        fitting = max([n for n, each in known.items() if each.fits], default=0)
-        failing = min([n for n, each in known.items() if not each.fits], default=None)
-        if len(known) == 1:
+        fitting = max([n for n, trial in trials.items() if trial.fits], default=0)
+        failing = min([n for n, trial in trials.items() if not trial.fits], default=None)
+        if len(trials) == 1:
             wanted = 2 * rows if failing is None else max(1, rows // 2)
         else:
             # Memory is a line in the size of the batch, nearly: the nearest two tell most.
-            near = sorted(known, key=lambda n: abs(known[n].total_bytes - capacity))[:2]
-            (low, a), (high, b) = sorted((n, known[n].total_bytes) for n in near)
+            near = sorted(trials, key=lambda n: abs(trials[n].total_bytes - capacity))[:2]
+            (low, a), (high, b) = sorted((n, trials[n].total_bytes) for n in near)
             slope = (b - a) / (high - low)
             wanted = 2 * high
             if slope > 0:
@@ -323,14 +323,14 @@ def _find_largest(
                 # Compilers refuse some sizes without saying how much each would take.
                 wanted = (fitting + failing) // 2
             # Small batches may all take what the update takes, and say nothing of larger ones.
-            wanted = min(wanted, 16 * max(known))
+            wanted = min(wanted, 16 * max(trials))
         if failing is not None:
             wanted = min(wanted, failing - 1)
         if limit is not None:
             wanted = min(wanted, limit)
-        if wanted <= fitting + fitting // 32 or wanted in known:
+        if wanted <= fitting + fitting // 32 or wanted in trials:
             return fitting * parts
-        known[wanted] = measure(wanted * parts)
+        trials[wanted] = measure(wanted * parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -390,8 +390,8 @@ _ENVIRONMENT = {
 
 def find_rates(device: Any) -> Rates | None:
     """Return what is known of a device's kind; None where it is none of those."""
-    rates = {name: known for name, _, known in _KINDS.values()}
-    return rates.get(max(filter(device.device_kind.startswith, rates), key=len, default=""))
+    by_kind = {name: rates for name, _, rates in _KINDS.values()}
+    return by_kind.get(max(filter(device.device_kind.startswith, by_kind), key=len, default=""))
 
 
 def find_memory(device: Any) -> int:
@@ -399,10 +399,10 @@ def find_memory(device: Any) -> int:
     rates = find_rates(device)
     # A device of this machine says itself what JAX may take of it: of a GPU three quarters.
     is_here = rates is None or device in jax.local_devices()
-    known = _mesh.find_memory(device) if is_here else math.inf
-    if math.isinf(known):
+    capacity = _mesh.find_memory(device) if is_here else math.inf
+    if math.isinf(capacity):
         return 0 if rates is None else int(rates.memory_gib * 2**30)
-    return int(known)
+    return int(capacity)
 
 
 def describe_devices(topology: str) -> list[Any]:
@@ -471,17 +471,17 @@ class Collective:
 def find_collectives(text: str) -> tuple[Collective, ...]:
     """Return the collectives of a compiled program by kind."""
     computations = {name: body.splitlines() for name, body in _COMPUTATION.findall(text)}
-    entry, found = re.search(r"^ENTRY %?([\w.\-]+)", text, re.M), dict[str, Collective]()
-    _visit(entry[1] if entry else "", 1, computations, found)
+    entry, by_name = re.search(r"^ENTRY %?([\w.\-]+)", text, re.M), dict[str, Collective]()
+    _visit(entry[1] if entry else "", 1, computations, by_name)
     by_kind: dict[str, list[tuple[int, ...]]] = {}
-    for each in found.values():
-        by_kind.setdefault(each.kind, []).append(dataclasses.astuple(each)[1:])
+    for collective in by_name.values():
+        by_kind.setdefault(collective.kind, []).append(dataclasses.astuple(collective)[1:])
     sums = {kind: map(sum, zip(*by_kind[kind], strict=True)) for kind in sorted(by_kind)}
     return tuple([Collective(kind, *numbers) for kind, numbers in sums.items()])
 
 
 def _visit(
-    name: str, times: int, computations: Mapping[str, Sequence[str]], found: dict[str, Collective]
+    name: str, times: int, computations: Mapping[str, Sequence[str]], by_name: dict[str, Collective]
 ) -> None:
     """Find the messages of a computation that runs so often, and of those that it calls."""
     sizes: dict[str, int] = {}
@@ -489,26 +489,26 @@ def _visit(
     for place, line in enumerate(lines):
         if (match := _OPERATION.match(line)) is None:
             continue
-        own, shape, operation, operands, rest = match.groups()
+        own, shape, operation, operands, attributes = match.groups()
         sizes[own] = _count_bytes(shape)
         kind = operation.removesuffix("-start")
         if kind in _COLLECTIVES:
             passed = sum(sizes.get(word, 0) for word in re.findall(r"%([\w.\-]+)", operands))
-            # Of one that starts there, the result has the operands beside what will be.
+            # The result of a start operation has the operands beside what is received.
             result = sizes[own] - passed * (operation != kind and shape.startswith("("))
-            size, over = times * max(result, passed), "async_collective_fusion_config" in rest
+            size, over = times * max(result, passed), "async_collective_fusion_config" in attributes
             over = over or (operation != kind and _has_work(lines[place + 1 :], own))
             # XLA's TPU compiler writes a scatter of sums so.
             kind = "reduce-scatter" if name.startswith("all-reduce-scatter") else kind
             # One that is fused with work has a part in each of several computations.
-            channel = re.search(r"channel_id=\d+", rest)
-            found[channel[0] if channel else own] = Collective(
+            channel = re.search(r"channel_id=\d+", attributes)
+            by_name[channel[0] if channel else own] = Collective(
                 kind, times, size, times * over, size * over
             )
-        turns = _count_turns(rest, computations) if operation == "while" else 1
-        branches = re.findall(r"branch_computations=\{(.*?)\}", rest)
-        for called in _CALLED.findall(rest) + re.findall(r"[\w.\-]+", " ".join(branches)):
-            _visit(called, times * turns, computations, found)
+        turns = _count_turns(attributes, computations) if operation == "while" else 1
+        branches = re.findall(r"branch_computations=\{(.*?)\}", attributes)
+        for called in _CALLED.findall(attributes) + re.findall(r"[\w.\-]+", " ".join(branches)):
+            _visit(called, times * turns, computations, by_name)
 
 
 def _has_work(lines: Sequence[str], start: str) -> bool:
@@ -518,13 +518,13 @@ def _has_work(lines: Sequence[str], start: str) -> bool:
     return end.search(first) is None
 
 
-def _count_turns(rest: str, computations: Mapping[str, Sequence[str]]) -> int:
+def _count_turns(attributes: str, computations: Mapping[str, Sequence[str]]) -> int:
     """Return how often the body of a loop runs, 1 where the text does not say."""
-    known = re.findall(r'"known_trip_count":\{"n":"(\d+)"', rest)
+    trip_counts = re.findall(r'"known_trip_count":\{"n":"(\d+)"', attributes)
     # TPU's compiler leaves it to the condition, which compares with a constant.
-    condition = re.findall(r"condition=%?([\w.\-]+)", rest)
+    condition = re.findall(r"condition=%?([\w.\-]+)", attributes)
     lines = [line for name in condition for line in computations.get(name, ())]
-    limits = known or re.findall(r" constant\((\d+)\)", "\n".join(lines))
+    limits = trip_counts or re.findall(r" constant\((\d+)\)", "\n".join(lines))
     return int(limits[0]) if len(limits) == 1 else 1
 
 

@@ -329,8 +329,8 @@ class Batch:
         def differentiate(feed: DeviceFeed, key: jax.Array) -> Params:
             # A batch axis of one row: the program function is written for batches.
             feed = jax.tree.map(lambda value: value[None], dict(feed))
-            one = dataclasses.replace(self, feed=feed, key=key, size=1)
-            return one._differentiate(params, place).gradients
+            example = dataclasses.replace(self, feed=feed, key=key, size=1)
+            return example._differentiate(params, place).gradients
 
         number = self._num_micro_batches
         operands = (self._lay_out_feed(number), jax.random.split(self.key, self.size))
@@ -651,8 +651,8 @@ def resample_step(
     def run_one(example: DeviceFeed) -> _metrics.Sums:
         part = jax.tree.map(lambda x: x[jnp.newaxis], dict(example))
         returned = run_program(program, variables, part, 1, wrap_key(key), mesh).returned
-        one = _metrics.sum_up(returned, program.structure, 1)
-        return one._replace(arrays=tuple(filter(_metrics.is_resampled, one.arrays)))
+        term = _metrics.sum_up(returned, program.structure, 1)
+        return term._replace(arrays=tuple(filter(_metrics.is_resampled, term.arrays)))
 
     terms = jax.vmap(run_one)(dict(feed))
     # Of the distribution function of Poisson(1), how many steps a draw has passed.

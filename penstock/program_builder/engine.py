@@ -439,12 +439,12 @@ class Programs:
     @property
     def num_compiles(self) -> dict[str, int]:
         """How often each program was compiled, by the program's name."""
-        return dict(Counter(each.program for each in self.compilations))
+        return dict(Counter(compilation.program for compilation in self.compilations))
 
     @property
     def compilations(self) -> list[Compilation]:
         """What was compiled, program by program, that before `freeze` and `unfreeze` first."""
-        now = [each for program in self._compiled.values() for each in program.compilations]
+        now = [record for program in self._compiled.values() for record in program.compilations]
         return [*self._earlier, *now]
 
 
@@ -820,8 +820,8 @@ class States:
     ) -> Callable[..., Leaves]:
         if self.is_split:
             return compile_function(function, self.mesh, self.leaf_specs, donated=donated)
-        one = _mesh.make_mesh(self.mesh.local_devices[:1])
-        return compile_function(function, one, donated=donated)
+        local_mesh = _mesh.make_mesh(self.mesh.local_devices[:1])
+        return compile_function(function, local_mesh, donated=donated)
 
     @property
     def variable_specs(self) -> Any:

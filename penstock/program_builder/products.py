@@ -83,7 +83,7 @@ def _walk_nested(
         for inner in jaxprs_in_params(equation.params)
     ]
     if name == "cond":
-        return max(traces, key=lambda one: sum(product.num_macs for product in one[0]))
+        return max(traces, key=lambda trace: sum(product.num_macs for product in trace[0]))
     times = equation.params["length"] if name == "scan" else 1
     products = [p._replace(num_macs=p.num_macs * times) for inner, _ in traces for p in inner]
     return products, traces[0][1] if len(traces) == 1 and times == 1 else []

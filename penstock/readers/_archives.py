@@ -103,9 +103,9 @@ def archive_error(
 ) -> ArchiveError:
     # A member may have any name. One with control characters must not hide the error.
     shown = name if name.isprintable() and len(name) <= 200 else repr(name[:200])
-    thing = f"'{path}': {shown}" if name else f"'{path}'"
+    subject = f"'{path}': {shown}" if name else f"'{path}'"
     what = f"Delete '{path}' and get it again"
-    error = ArchiveError(message(thing, got, expected, why, remedy or what))
+    error = ArchiveError(message(subject, got, expected, why, remedy or what))
     error.path, error.member = str(path), name or None
     return error
 
@@ -252,23 +252,23 @@ def read_idx(path: Path, shape: Sequence[int]) -> np.ndarray:
         if len(header) < header_size or header[:4] != bytes((0, 0, 8, num_axes)):
             got = f"the first bytes '{header.hex()}'"
             raise archive_error(path, got, f"{_IDX} with {num_axes} axes", "It is another file")
-        found = struct.unpack(f">{num_axes}I", header[4:])
-        if found[1:] != tuple(shape) or not 0 < found[0] <= _MNIST_MAX_IMAGES:
+        header_shape = struct.unpack(f">{num_axes}I", header[4:])
+        if header_shape[1:] != tuple(shape) or not 0 < header_shape[0] <= _MNIST_MAX_IMAGES:
             raise archive_error(
                 path,
-                f"shape {list(found)}",
+                f"shape {list(header_shape)}",
                 f"{[f'1 to {_MNIST_MAX_IMAGES}', *shape]}".replace("'", ""),
                 "The original has 60,000 or 10,000 images of 28 x 28",
             )
-        values = np.empty(math.prod(found), np.uint8)
+        values = np.empty(math.prod(header_shape), np.uint8)
         size = stream.fill(values)
         # Also makes gzip check its sum, which stands at the end.
         is_longer = bool(stream.read(1))
     if size < values.size or is_longer:
         got = f"more than {size} bytes" if is_longer else f"{size} bytes"
-        why = f"Its header says shape {list(found)}"
+        why = f"Its header says shape {list(header_shape)}"
         raise archive_error(path, f"{got} behind its header", f"{_IDX}, {values.size} bytes", why)
-    return values.reshape(found)
+    return values.reshape(header_shape)
 
 
 def read_cifar(
@@ -334,22 +334,22 @@ def read_by_name(
     direct = {ending: Path(path, ending) for ending in endings}
     if all(file.is_file() for file in direct.values()):
         return {ending: read_file(file, limits.file_bytes) for ending, file in direct.items()}
-    found: dict[str, FileContent] = {}
+    files: dict[str, FileContent] = {}
 
     def find_endings(name: str) -> list[str]:
-        return [each for each in endings if f"/{name}".endswith(f"/{each}")]
+        return [end for end in endings if f"/{name}".endswith(f"/{end}")]
 
     for name, file in read_files(path, find_endings, limits):
         for ending in find_endings(name):
-            if ending in found:
+            if ending in files:
                 got = f"a second file '{ending}'"
                 raise file.error(got, "one file", "The original holds one")
-            found[ending] = file
-    if missing := [ending for ending in endings if ending not in found]:
+            files[ending] = file
+    if missing := [ending for ending in endings if ending not in files]:
         got = f"no file '{missing[0]}'" if len(missing) == 1 else f"no files {missing}"
         why = "It is another archive, or not all of it"
         raise archive_error(Path(path), got, "the original's files", why)
-    return found
+    return files
 
 
 def unpack(path: str | Path, folder: str | Path, limits: Limits) -> None:

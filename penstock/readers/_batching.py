@@ -133,7 +133,7 @@ class UnlikeError(ValueError):
 
 def _shape_error(samples: Sequence[object]) -> UnlikeError:
     listed = [_describe_sample(sample) for sample in samples]
-    number = next((i for i, each in enumerate(listed) if each != listed[0]), 0)
+    number = next((i for i, description in enumerate(listed) if description != listed[0]), 0)
     return UnlikeError(
         f"sample {number} of a batch got {listed[number]}, expected {listed[0]}. The samples of a "
         "batch are stacked. Let decode return one structure, shape and dtype, e.g. resize images, "
@@ -237,11 +237,11 @@ def _find_entry(sample: object, name: str) -> tuple[tuple[str, ...], Any]:
         if not inner or outer not in node:
             break
         node, path, rest = node[outer], (*path, outer), inner
-    known = list(node) if isinstance(node, Mapping) else []
-    expected = f"entries among {known}" if known else f"a dict, not {type(node).__name__}"
+    names = list(node) if isinstance(node, Mapping) else []
+    expected = f"entries among {names}" if names else f"a dict, not {type(node).__name__}"
     raise ValueError(
         f"pad got the entry {name!r}, expected {expected}. A sample has no such entry."
-        f"{nearest(rest, known)} Name entries as the samples do, 'outer/inner' in nested dicts."
+        f"{nearest(rest, names)} Name entries as the samples do, 'outer/inner' in nested dicts."
     )
 
 

@@ -323,12 +323,12 @@ class RandomAccessIterator(IteratorBase[Any]):
     ) -> _tree.ArrayTree:
         try:
             padding, first = self._source.decoder.padding, samples[0]
-            # Of what the features declare without a length, `decode` may have left some out.
-            known = first if padding and isinstance(first, Mapping) else ()
-            padding = {name: how for name, how in padding.items() if name in known}
+            # `decode` may have left out some of the features declared without a length.
+            names = first if padding and isinstance(first, Mapping) else ()
+            padding = {name: how for name, how in padding.items() if name in names}
             samples = _batching.pad_to_longest(samples, {**padding, **self._source.options.pad})
             return _batching.stack_samples(samples, memory)
-        # Only of an unlike sample is it known which record is at fault.
+        # Only an unlike sample tells which record is at fault.
         except _batching.UnlikeError as error:
             raise self._source.records.blame(error, records[error.number]) from error.__cause__
 
@@ -405,8 +405,8 @@ class RandomAccessIterator(IteratorBase[Any]):
             return ""
         more = self.num_skipped - len(self._skipped)
         names = [*map(_find_origin, self._skipped[1:]), *([f"{more} more"] if more > 0 else [])]
-        others = f" The others: {'; '.join(names)}." if names else ""
-        return f" The first: {self._skipped[0]}{others}"
+        listing = f" The others: {'; '.join(names)}." if names else ""
+        return f" The first: {self._skipped[0]}{listing}"
 
     def _start(self) -> None:
         source, options = self._source, self._source.options

@@ -42,12 +42,12 @@ def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) ->
     why = "Threads suit what releases the GIL (opencv, numpy), processes plain Python"
     check_choice(f"{thing}(workers)", workers, get_args(Workers), why)
     if workers == "process":
-        for name, one in travellers.items():
+        for name, value in travellers.items():
             try:
-                pickle.dumps(one)
+                pickle.dumps(value)
             except Exception as error:
                 raise TypeError(
-                    f"{thing}(workers='process') got {name}={one!r}, expected something that can "
+                    f"{thing}(workers='process') got {name}={value!r}, expected something that can "
                     "be pickled. It is sent to worker processes. Define it at the top level of a "
                     "module, or use workers='thread'."
                 ) from error

@@ -31,16 +31,16 @@ def _is_value(node: Sequence[object]) -> bool:
     )
 
 
-def tree_map(function: Callable[..., object], tree: object, *others: Any) -> Any:
+def tree_map(function: Callable[..., object], tree: object, *trees: Any) -> Any:
     """Apply `function` to the leaves of trees of one structure."""
     if isinstance(tree, Mapping):
-        return {key: tree_map(function, tree[key], *(o[key] for o in others)) for key in tree}
+        return {key: tree_map(function, tree[key], *(t[key] for t in trees)) for key in tree}
     if _holds_children(tree):
-        children = [tree_map(function, *column) for column in zip(tree, *others, strict=True)]
+        children = [tree_map(function, *column) for column in zip(tree, *trees, strict=True)]
         # A named tuple takes its fields one by one, other sequences take one iterable.
         kind: Any = type(tree)
         return kind(*children) if hasattr(tree, "_fields") else kind(children)
-    return function(tree, *others)
+    return function(tree, *trees)
 
 
 def leaves_with_path(tree: object, path: str) -> Iterator[tuple[str, Any]]:

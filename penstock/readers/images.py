@@ -101,16 +101,16 @@ class ImageFolder:
         self.left_out: Counter[str] = Counter()
         labels: list[int] = []
         for label, name in enumerate(self.class_names):
-            found, others = list_images(self.path / name)
-            if others and not found:
+            images, unread = list_images(self.path / name)
+            if unread and not images:
                 raise ValueError(
-                    f"image_folder({str(self.path)!r}) got nothing but {' and '.join(others)} "
+                    f"image_folder({str(self.path)!r}) got nothing but {' and '.join(unread)} "
                     f"files in {name!r}, expected images ending in {', '.join(SUFFIXES)} in the "
                     "folder of each class. Others are not read. Convert them, or remove the folder."
                 )
-            self.files += found
-            self.left_out += others
-            labels += [label] * len(found)
+            self.files += images
+            self.left_out += unread
+            labels += [label] * len(images)
         self.labels = np.asarray(labels, np.int32)
         if not self.files:
             raise ValueError(
@@ -228,7 +228,7 @@ def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...
     there = Counter(Path(os.path.relpath(name, source.path)).parts[0] for name in source.files)
     for name, count in lost.items():
         if count == there[name]:
-            first = next(each for each in files if Path(each).parts[0] == name)
+            first = next(file for file in files if Path(file).parts[0] == name)
             raise ValueError(
                 f"{str(source.path)!r} got no image that can be read in {name!r}, expected some in "
                 f"the folder of each class. Its files, such as {first!r}, are empty, cut off or of "
@@ -244,24 +244,24 @@ def check_damaged(source: ImageFolder, damaged: Sequence[int]) -> tuple[str, ...
 
 def _find_classes(path: Path, class_names: Sequence[str] | None) -> tuple[str, ...]:
     if not path.is_dir():
-        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         got = "a file" if path.exists() else "no folder of that name"
         raise FileNotFoundError(
             f"image_folder({str(path)!r}) got {got}, expected a folder that holds one folder per "
             "class. The folders' names are the classes. Check the path."
             f"{'' if path.exists() else nearest(path.name, beside)}"
         )
-    found = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
-    found = [name for name in found if not is_hidden(name)]
-    names = tuple(found if class_names is None else class_names)
-    missing = [name for name in names if name not in found]
+    folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
+    folders = [name for name in folders if not is_hidden(name)]
+    names = tuple(folders if class_names is None else class_names)
+    missing = [name for name in names if name not in folders]
     if missing or not names:
-        hint = nearest(missing[0], found) if missing else ""
-        loose = sum(each.suffix.lower() in SUFFIXES for each in path.iterdir())
+        hint = nearest(missing[0], folders) if missing else ""
+        loose = sum(entry.suffix.lower() in SUFFIXES for entry in path.iterdir())
         nothing = f"no class, but {loose} images in no folder" if loose else "no class"
         raise ValueError(
             f"image_folder({str(path)!r}) got {f'the classes {missing}' if missing else nothing}, "
-            f"expected {f'folders among {found}' if found else 'one folder per class'}. Every "
+            f"expected {f'folders among {folders}' if folders else 'one folder per class'}. Every "
             f"class is a folder.{hint} Create the folders, or change class_names."
         )
     return names
@@ -272,9 +272,9 @@ def list_images(folder: Path) -> tuple[list[str], Counter[str]]:
     files = list(walk_files(folder))
     images = [file for file in files if file.lower().endswith(SUFFIXES)]
     suffixes = (Path(file).suffix.lower() for file in files)
-    others = Counter(suffix for suffix in suffixes if suffix in OTHER_SUFFIXES)
+    unread = Counter(suffix for suffix in suffixes if suffix in OTHER_SUFFIXES)
     # By the parts of the path: "a-b/1.png" would come before "a/1.png", as "-" does before "/".
-    return sorted(images, key=lambda file: file.split(os.sep)), others
+    return sorted(images, key=lambda file: file.split(os.sep)), unread
 
 
 def _fit_image(image: np.ndarray, height: int, width: int, fit: str) -> np.ndarray:
@@ -336,7 +336,7 @@ def find_damaged(paths: Sequence[str]) -> list[int]:
         return [i for i, is_whole in enumerate(pool.map(is_whole_image, paths)) if not is_whole]
 
 
-def describe_left_out(others: Mapping[str, int]) -> str:
+def describe_left_out(unread: Mapping[str, int]) -> str:
     """Return a sentence about images of kinds that are not read, by the ends of their names."""
-    what = ", ".join(f"{count:,} {suffix}" for suffix, count in others.items())
+    what = ", ".join(f"{count:,} {suffix}" for suffix, count in unread.items())
     return f"left out {what}: JPEG, PNG, WebP, BMP and TIFF are read"

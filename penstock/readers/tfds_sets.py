@@ -35,12 +35,12 @@ class KeptFeatures:
         self.features = None if features is None else tuple(features)
         self.name, self.dtypes = name, dict(dtypes)
         # A record is decoded only where there are names to check.
-        known = list(source[0]) if self.features else []
+        names = list(source[0]) if self.features else []
         for feature in self.features or ():
-            if feature not in known:
+            if feature not in names:
                 raise ValueError(
                     f"tfds({name!r}, features=) got {feature!r}, expected names among "
-                    f"{known}.{nearest(feature, known)} Leave features out to keep them all."
+                    f"{names}.{nearest(feature, names)} Leave features out to keep them all."
                 )
 
     def __len__(self) -> int:
@@ -107,10 +107,10 @@ def open_set(
         return package.data_source(name, split=split, data_dir=data_dir, download=download)
     # What TFDS raises for it. A set that is not prepared is a KeyError of its split.
     except (KeyError, AssertionError, FileNotFoundError, ValueError, NotImplementedError) as error:
-        said = str(error.args[0] if error.args else error).strip().partition("\n")[0]
+        cause = str(error.args[0] if error.args else error).strip().partition("\n")[0]
         place = "~/tensorflow_datasets" if data_dir is None else repr(data_dir)
         raise DatasetNotFoundError(
             f"tfds({name!r}, {split!r}) got none in {place}, expected a set and a split that TFDS "
-            f"has prepared as ArrayRecord files. TFDS says: {said.rstrip('.')}. Check both names, "
+            f"has prepared as ArrayRecord files. TFDS says: {cause.rstrip('.')}. Check both names, "
             "pass data_dir=, or download=True to prepare the set."
         ) from error

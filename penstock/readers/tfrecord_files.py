@@ -119,12 +119,12 @@ def find_files(paths: Paths) -> list[str]:
         # Asked before it is taken for a pattern: a file may be called "[1].tfrecord".
         is_file = os.path.isfile(pattern)
         # A pattern may match folders too.
-        found = [pattern] if is_file else sorted(filter(os.path.isfile, glob.glob(pattern)))
-        if not found:
+        matches = [pattern] if is_file else sorted(filter(os.path.isfile, glob.glob(pattern)))
+        if not matches:
             raise FileNotFoundError(
                 f"paths got '{pattern}', which matches no file, expected a file, a glob pattern or "
                 "a list of files. A reader needs at least one file. Check the path; a folder needs "
                 "a pattern such as 'folder/*.tfrecord'."
             )
-        files += found
+        files += matches
     return files

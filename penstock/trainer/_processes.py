@@ -95,11 +95,11 @@ class Processes:
         """
         if self.group.count == 1 or not self._engine.programs.states.is_split:
             return
-        found = [
+        digests = [
             "" if isinstance(x, jax.Array) else hashlib.sha256(np.asarray(x).tobytes()).hexdigest()
             for x in jax.tree.leaves(dict(variables))
         ]
-        if not self.group.agree("setting parameters", found):
+        if not self.group.agree("setting parameters", digests):
             self.group.leave(0)
             raise ParameterError(
                 "the processes got different parameters to set, expected the same on all of them: "

@@ -867,7 +867,7 @@ def describe_run(
                 {"name": row.name, "shape": list(row.shape), "dtype": row.dtype} for row in rows
             ],
         },
-        "compilations": [each._asdict() for each in builder.programs.compilations],
+        "compilations": [compilation._asdict() for compilation in builder.programs.compilations],
     }
     # The folder is shared by all processes, and what they would write is the same.
     if directory is not None and not jax.process_index():

@@ -227,10 +227,10 @@ def _download(source: RemoteFile, part: Path, progress: Progress) -> None:
 def _check(path: Path, source: RemoteFile, thing: str, remedy: str) -> None:
     if source.sha256 is None:
         return
-    found = _sha256(path)
-    if found != source.sha256:
+    digest = _sha256(path)
+    if digest != source.sha256:
         why = "It is not the original file, or not all of it"
-        raise DownloadError(message(thing, f"SHA-256 {found}", source.sha256, why, remedy))
+        raise DownloadError(message(thing, f"SHA-256 {digest}", source.sha256, why, remedy))
 
 
 def _sha256(path: Path) -> str:

@@ -49,12 +49,12 @@ def needs_making(
         )
     if not all(target.is_file() for target in targets):
         return True
-    others = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
+    more = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
     _LOGGER.warning(
         "Dataset files already exist. Exiting without re-creating them: '%s'%s. Pass force=True "
         "(--overwrite) to make them again.",
         targets[0],
-        others,
+        more,
     )
     return False
 

@@ -118,10 +118,10 @@ def _check_first(file: FileContent, line: int, what: str, is_first: bool) -> Non
 
 
 def _number_words(lists: list[list[str]], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-    ids = {word: i for i, word in enumerate(sorted({word for one in lists for word in one}))}
+    ids = {word: i for i, word in enumerate(sorted({word for words in lists for word in words}))}
     sequences = Sequences(max_length)
-    for one in lists:
-        sequences.append([ids[word] for word in one])
+    for words in lists:
+        sequences.append([ids[word] for word in words])
     return sequences.pad()
 
 

@@ -187,10 +187,10 @@ def find(request: DatasetRequest, names: Sequence[str]) -> Path | None:
 
 def find_members(request: DatasetRequest, archives: Sequence[str], how: str) -> Path:
     """Return the archive, or the folder it was unpacked to."""
-    found = find(request, archives)
-    if found is None:
+    path = find(request, archives)
+    if path is None:
         raise missing(request, archives, how)
-    return found
+    return path
 
 
 def dataset(

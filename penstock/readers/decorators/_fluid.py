@@ -42,7 +42,7 @@ class DecoratedReader(ReaderBase[Item_co]):
         self._kind = kind
         self._open_epoch = open_epoch
         self._kept = kept
-        self.sources = [one for one in kept if isinstance(one, ReaderBase)]
+        self.sources = [source for source in kept if isinstance(source, ReaderBase)]
         self._length = length
         self.is_common = all(source.is_common for source in self.sources)
 
@@ -70,8 +70,8 @@ class DecoratedReader(ReaderBase[Item_co]):
         return self._open_epoch(epoch)
 
     def close(self) -> None:
-        for one in self._kept:
-            one.close()
+        for resource in self._kept:
+            resource.close()
 
 
 class DecoratedIterator(IteratorBase[Item_co], Generic[Read, Item_co]):
@@ -99,7 +99,7 @@ class DecoratedIterator(IteratorBase[Item_co], Generic[Read, Item_co]):
     def _save(self) -> State:
         return {
             "position": self.position,
-            "sources": [one.get_state() for one in self.inner],
+            "sources": [iterator.get_state() for iterator in self.inner],
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:

@@ -57,17 +57,17 @@ def choose_measure(
             "longest field. Name the fields that are sequences."
         )
     return lambda sample: max(
-        count_words(caller, f"field {each!r}", get_field(caller, sample, each)) for each in fields
+        count_words(caller, f"field {name!r}", get_field(caller, sample, name)) for name in fields
     )
 
 
 def get_field(caller: str, sample: Any, field: Field) -> Any:
     """Return a field of a sample."""
     if isinstance(field, str):
-        known = list(sample) if isinstance(sample, Mapping) else []
-        if field in known:
+        names = list(sample) if isinstance(sample, Mapping) else []
+        if field in names:
             return sample[field]
-        got = f"a dict of {listed(known)}" if known else f"a {type(sample).__name__}"
+        got = f"a dict of {listed(names)}" if names else f"a {type(sample).__name__}"
     else:
         is_row = isinstance(sample, (tuple, list))
         if is_row and 0 <= field < len(sample):
@@ -81,7 +81,7 @@ def get_field(caller: str, sample: Any, field: Field) -> Any:
 
 def count_words(caller: str, thing: str, value: Any) -> int:
     """Return the length of a sequence."""
-    # Strings and dicts have a length too, and it is that of no sequence of words.
+    # Strings and dicts have a length too, but it does not count words.
     if not isinstance(value, (str, bytes, Mapping)):
         try:
             return len(value)
@@ -425,14 +425,14 @@ def learn_buckets(
             except Exception as error:
                 note(error, f"in learn_buckets, sample {number} of epoch 0")
                 raise
-            # An empty sequence is padded to the least length, which is no 0.
+            # An empty sequence is padded to the least length, which is not 0.
             counts[-(-max(words, 1) // multiple_of) * multiple_of] += 1
     if not counts:
         raise ValueError(
             "learn_buckets got no sample, expected a sample or more. Pass a reader that has some."
         )
     boundaries = sorted(counts)
-    return choose_buckets(boundaries, [counts[each] for each in boundaries], max_buckets)
+    return choose_buckets(boundaries, [counts[boundary] for boundary in boundaries], max_buckets)
 
 
 def choose_buckets(
@@ -629,7 +629,7 @@ def _cut(sample: Any, number: int, plan: _Plan) -> list[Piece]:
         return [values]
     if plan.splits_long and len(set(counts)) == 1:
         size = plan.lengths[0]
-        return [[each[at : at + size] for each in values] for at in range(0, counts[0], size)]
+        return [[array[at : at + size] for array in values] for at in range(0, counts[0], size)]
     place = too_long[0]
     why, remedy = "A row holds whole sequences", "Raise length, or pass splits_long=True"
     if plan.splits_long:

@@ -212,12 +212,12 @@ class NormByChannelPreprocessor:
         std = std[:1] if len(set(std)) == 1 else std
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
-        known = ("channels_last", "channels_first", "no_channel")
-        if self.data_format not in known or len(std) not in (1, len(mean)) or 0.0 in std:
+        formats = ("channels_last", "channels_first", "no_channel")
+        if self.data_format not in formats or len(std) not in (1, len(mean)) or 0.0 in std:
             raise ValueError(
                 f"NormByChannelPreprocessor got {len(mean)} means, std={std}, "
                 f"data_format={self.data_format!r}, expected one non-zero std a mean and a "
-                f"data_format of {known}. Give one value a channel."
+                f"data_format of {formats}. Give one value a channel."
             )
 
     def __call__(self, array: np.ndarray, random: Random) -> np.ndarray:
@@ -439,15 +439,15 @@ class BlobConf:
         Raises:
           RecordError: the record does not hold what is declared.
         """
-        found = messages.find_list(features, self.name)
-        if found is None:
+        entry = messages.find_list(features, self.name)
+        if entry is None:
             raise missing(self.name, features)
         shape, dtype = tuple(self.shape), np.dtype(self.dtype)
         # What these refuse is not made an array first.
         is_refused = isinstance(self.codec, (ImageCodec, BytesListCodec)) or (
-            isinstance(self.codec, RawCodec) and len(found[1]) > math.prod(shape)
+            isinstance(self.codec, RawCodec) and len(entry[1]) > math.prod(shape)
         )
-        values = messages.describe_list(*found) if is_refused else messages.convert_list(*found)
+        values = messages.describe_list(*entry) if is_refused else messages.convert_list(*entry)
         array = self.codec.decode(values, self.name, shape, dtype, random)
         return run_preprocessors(self.preprocessors, array, random)
 

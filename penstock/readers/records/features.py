@@ -70,19 +70,19 @@ class FixedLenFeature:
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: array}`."""
         key = self.key or name
-        found = messages.find_list(features, key)
-        if found is None:
+        entry = messages.find_list(features, key)
+        if entry is None:
             if self.default_value is None:
                 raise missing(key, features)
             return {name: self.default_value}
         # Before the values become an array: a list of another length may be huge.
         size = math.prod(self.shape)
-        if len(found[1]) != size:
+        if len(entry[1]) != size:
             raise FeatureError(
-                f"feature {key!r} got {len(found[1])} values, expected {size}. Its declared shape "
+                f"feature {key!r} got {len(entry[1])} values, expected {size}. Its declared shape "
                 f"is {self.shape}. Declare the shape the file has, or a VarLenFeature."
             )
-        values = messages.convert_list(*found)
+        values = messages.convert_list(*entry)
         return {
             name: messages.cast_exactly(values, cast(Dtype, self.dtype), key, tuple(self.shape))
         }
@@ -123,12 +123,12 @@ class VarLenFeature:
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: [L], name_length: []}`."""
         key = self.key or name
-        found = messages.find_list(features, key)
-        count = 0 if found is None else len(found[1])
+        entry = messages.find_list(features, key)
+        count = 0 if entry is None else len(entry[1])
         # Before the values become an array, as the list may be huge.
         if self.max_length is not None:
             check_length(f"feature {key!r}", count, self.max_length, "values", "record")
-        values = [] if found is None else messages.convert_list(*found)
+        values = [] if entry is None else messages.convert_list(*entry)
         array = messages.cast_exactly(values, cast(Dtype, self.dtype), key, (count,))
         if self.max_length is not None:
             array = pad(array, self.max_length, self.pad_value)
@@ -176,11 +176,11 @@ class ImageFeature:
 
     def extract(self, name: str, features: messages.FeatureMap) -> Sample:
         """Return `{name: [H, W, C] uint8}`."""
-        found = messages.find_list(features, self.key)
-        if found is None:
+        entry = messages.find_list(features, self.key)
+        if entry is None:
             raise missing(self.key, features)
         # Not converted: of a list of numbers only length and dtype are needed, for the error.
-        values = messages.describe_list(*found)
+        values = messages.describe_list(*entry)
         if len(values) != 1 or not isinstance(values[0], bytes):
             raise FeatureError(
                 f"feature {self.key!r} got {len(values)} values of {messages.dtype_name(values)}, "

@@ -93,10 +93,10 @@ class Framing:
                 f"{len(record)} of {length + self.overhead_bytes} bytes"
             )
         # The header is checked again, as the file may have changed since it was indexed.
-        found = self.payload_length(record[: self.header_bytes])
-        if found != length:
+        num_bytes = self.payload_length(record[: self.header_bytes])
+        if num_bytes != length:
             raise FramingError(
-                f"{self.name} length got {found} bytes, expected {length} as indexed. The file "
+                f"{self.name} length got {num_bytes} bytes, expected {length} as indexed. The file "
                 "changed while it was read. Start again when nothing writes to it."
             )
         payload = record[self.header_bytes : self.header_bytes + length]

@@ -156,8 +156,8 @@ def find_list(features: FeatureMap, key: str) -> tuple[str, Any] | None:
 
 def list_values(features: FeatureMap, key: str) -> Values | None:
     """Return a feature's values, `None` where the record does not have it (or has it empty)."""
-    found = find_list(features, key)
-    return None if found is None else convert_list(*found)
+    entry = find_list(features, key)
+    return None if entry is None else convert_list(*entry)
 
 
 def describe_list(kind: str, value: Any) -> Values:
