@@ -24,7 +24,7 @@ from penstock._errors import ProgramError
 from penstock._program.user_lines import is_user_file
 
 _REMEDIES = {
-    "flax.nnx": "Call it through layers.nnx_module(model), which takes each nnx.Param into the tree.",
+    "flax.nnx": "Call it through layers.nnx_module(model), which takes nnx.Params into the tree.",
     "Equinox": "Call the module that layers.create_parameters(model) returns.",
     "Haiku": "Apply it to what layers.create_parameters(params) returns.",
 }

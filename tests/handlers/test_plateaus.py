@@ -317,7 +317,7 @@ def test_scale_is_lowered_after_epochs_without_a_better_value(values, options, e
 
 def test_optimizer_whose_updates_cannot_be_scaled_is_refused_before_the_first_step():
     trainer = ps.Trainer(linear_program, optax.lookahead(optax.sgd(0.05), 5, 0.5), place="cpu")
-    with pytest.raises(ps.ProgramError, match="expected 1 with the optimizer optax.lookahead"):
+    with pytest.raises(ps.ProgramError, match=r"expected 1 with the optimizer optax\.lookahead"):
         trainer.train(linear_reader(), ReduceOnPlateau(), num_epochs=2)
     assert trainer.global_step == 0
 
