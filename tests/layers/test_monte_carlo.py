@@ -71,7 +71,7 @@ def make_alone(program, num_samples):
     return ps.ProgramBuilder(infer_func=layers.monte_carlo(program, num_samples))
 
 
-@pytest.mark.quick("1")
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("number", [1, 3])
 def test_answers_are_the_same_on_any_number_of_devices_and_rows(number):
     whole, few = (

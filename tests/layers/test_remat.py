@@ -35,7 +35,7 @@ def train(program, num_steps=3, **options):
     return values, jax.device_get(state.variables), builder.test(state, class_data(21, 9))
 
 
-@pytest.mark.quick("one")
+@pytest.mark.quick("float16")
 @pytest.mark.parametrize(
     "options",
     [

@@ -62,7 +62,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.quick("one-True")
+@pytest.mark.quick("mesh-True-full")
 @pytest.mark.parametrize(
     "options", VARIANTS, ids=lambda options: "-".join(map(str, options.values())) or "plain"
 )

@@ -66,7 +66,7 @@ def train(num_devices, num_micro_batches=1):
     return np.asarray([*found, trainer.test(lambda: iter(batches))])
 
 
-@pytest.mark.quick("how2")
+@pytest.mark.quick("how0")
 @pytest.mark.parametrize("how", [(3, 1), (8, 1), (1, 3)])
 def test_documents_give_the_same_on_any_number_of_devices_and_micro_batches(how):
     np.testing.assert_allclose(train(*how), train(1), rtol=2e-6, atol=1e-7)

@@ -102,7 +102,7 @@ def test_tagger_trains_as_on_its_words_end_to_end(num_devices, is_launched):
     assert_near(train(builder, BATCHES, is_launched), train_by_words())
 
 
-@pytest.mark.quick("1-3")
+@pytest.mark.quick("3-2")
 @pytest.mark.parametrize(("num_devices", "number"), [(1, 3), (3, 2)])
 def test_micro_batches_weigh_words_and_not_examples(num_devices, number):
     program = lambda: tag(1, has_batch_norm=False)  # noqa: E731
