@@ -257,6 +257,12 @@ class TestResults:
         """
         self._last_step, self._restored_step = last_step, restored_step
 
+    def ask(self, event: events.EndEpoch) -> list[tuple[int, events.Metrics]]:
+        """Return the new results, that of an Evaluate behind in the list too if it is due now."""
+        if isinstance(self._test, Evaluate):
+            self._test(event)
+        return self(event)
+
     def __call__(self, event: events.Event | None = None) -> list[tuple[int, events.Metrics]]:
         """Return the results that are new at this event, or now."""
         if isinstance(self._test, Evaluate):

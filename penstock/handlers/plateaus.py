@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 import numpy as np
@@ -16,6 +16,7 @@ from penstock._reader_items import check_reader
 from penstock.handlers import _arguments
 from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
+from penstock.handlers.evaluate import Evaluate, Test, TestResults
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -31,7 +32,7 @@ class _Plateau(abc.ABC):
         mode: Mode,
         names: Sequence[str],
         reader: events.ReaderLike | None,
-        test: Callable[[], events.Metrics] | None,
+        test: Test | None,
         file: TextIO | None,
     ) -> None:
         self._owner = type(self).__name__
@@ -42,7 +43,7 @@ class _Plateau(abc.ABC):
                 f"{self._owner} got reader and test, expected one of them. Either is where its "
                 "values come from. Leave reader out where test reads one itself."
             )
-        _arguments.check_test(self._owner, test)
+        self._tests = TestResults(self._owner, test)
         if reader is not None:
             check_reader(reader, 1)
         self._monitor = Monitor(self._owner, monitor, mode, min_delta, names)
@@ -66,6 +67,9 @@ class _Plateau(abc.ABC):
                 # A resumed run goes on counting; another call of `train` too.
                 if not event.global_step:
                     self._best, self._num_bad_epochs = None, 0
+            case events.BeginEpoch():
+                # A resumed epoch counts by its tests before the checkpoint too.
+                self._tests.begin(event.global_step - event.first_step)
             case events.EndEpoch() if self._trainer is not None:
                 self._end_epoch(event, self._trainer, is_better=self._count(event, self._trainer))
             case events.EndTraining():
@@ -74,7 +78,10 @@ class _Plateau(abc.ABC):
     def _count(self, event: events.EndEpoch, trainer: events.Training) -> bool:
         """Return whether an epoch's value is the best so far, and count the epoch; may test."""
         if self._test is not None:
-            metrics = self._test()
+            results = self._tests.ask(event)
+            if not results:  # in the interval of an Evaluate
+                return False
+            metrics = results[-1][1]
         elif self._reader is not None:
             metrics = trainer.test(self._reader)
         else:
@@ -93,7 +100,8 @@ class _Plateau(abc.ABC):
 
     def _print_end(self, consequence: str) -> None:
         best = "nan" if self._best is None else f"{self._best:.6g}"
-        epochs = f"{self._patience} epoch{'' if self._patience == 1 else 's'}"
+        unit = "test" if isinstance(self._test, Evaluate) else "epoch"
+        epochs = f"{self._patience} {unit}{'' if self._patience == 1 else 's'}"
         name = self._monitor.name
         self._print(f"{name} has not been better than {best} for {epochs}, {consequence}")
 
@@ -127,7 +135,7 @@ class EarlyStopping(_Plateau):
       names: names of metrics that have none: a program's single value, tuple or list.
       reader: test on it after each epoch, with the feed order of `train`.
       test: in place of `reader`, an `Evaluate` of the same run, or a function that returns metrics.
-        Several handlers can share one `Evaluate`.
+        Several handlers can share one `Evaluate`. Epochs without a test of its are not counted.
       restore_best: keep a copy of the best parameters in host memory, and put it back into the
         trainer at the end of training, except after an interrupt or an error. The optimizer state
         is not restored.
@@ -157,7 +165,7 @@ class EarlyStopping(_Plateau):
         mode: Mode = "min",
         names: Sequence[str] = ("loss",),
         reader: events.ReaderLike | None = None,
-        test: Callable[[], events.Metrics] | None = None,
+        test: Test | None = None,
         restore_best: bool = False,
         file: TextIO | None = None,
     ) -> None:
@@ -262,7 +270,7 @@ class ReduceOnPlateau(_Plateau):
         mode: Mode = "min",
         names: Sequence[str] = ("loss",),
         reader: events.ReaderLike | None = None,
-        test: Callable[[], events.Metrics] | None = None,
+        test: Test | None = None,
         file: TextIO | None = None,
     ) -> None:
         owner = "ReduceOnPlateau"

@@ -14,10 +14,10 @@ import jax
 from penstock import events
 from penstock._errors import check_count
 from penstock._text_tables import wrap_parts
-from penstock.handlers._arguments import as_names, check_file, check_test, name_scalars
+from penstock.handlers._arguments import as_names, check_file, name_scalars
 from penstock.handlers._display import NOWHERE, CellOutput, choose_output, find_display
-from penstock.handlers._readings import Speed, Test, name_rates
-from penstock.handlers.evaluate import Evaluate
+from penstock.handlers._readings import Speed, name_rates
+from penstock.handlers.evaluate import Test, TestResults
 
 
 class Progress:
@@ -58,12 +58,11 @@ class Progress:
         stop_at: int | None = None,
         file: TextIO | None = None,
     ) -> None:
-        check_test("Progress", test)
         check_file("Progress", file)
         if stop_at is not None:
             check_count("stop_at", stop_at, 0)
         self._names = as_names(names)
-        self._test = test
+        self._test, self._tests = test, TestResults("Progress", test)
         self._stop_at = stop_at
         self._file = file
         self._display: _Display = _Lines()  # to nowhere
@@ -90,6 +89,7 @@ class Progress:
                 device = _get_device(event)
                 self._pace = _Pace(event.epoch, event.num_epochs, device, self._stop_at)
                 self._pace(event)
+                self._tests.begin(event.global_step - 1)
                 self._values = {}
                 self._next_refresh = time.monotonic() + self._display.interval_secs
             case events.BeginEpoch():
@@ -125,15 +125,9 @@ class Progress:
         if self._test is not None:
             # A test may take minutes, in which no step would show a sign of life.
             self._display.wait(self._pace, ["  testing"])
-            results = name_scalars(self._find_results(self._test, event), self._names)
+            tests = dict(self._tests.ask(event))
+            results = name_scalars(tests.get(event.global_step, {}), self._names)
         self._display.end_epoch(self._pace, _format_metrics(self._values, results))
-
-    def _find_results(self, test: Test, event: events.EndEpoch) -> events.Metrics:
-        if not isinstance(test, Evaluate):
-            return test()
-        # Before it in the list or behind it, an Evaluate tests where it is time to.
-        test(event)
-        return next((metrics for step, metrics in test.results if step == event.global_step), {})
 
 
 class _Pace:

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import UnknownNameError
-from penstock.events import BeginTraining, EndEpoch, EndTraining
+from penstock.events import BeginTraining, EndEpoch, EndStep, EndTraining
 from penstock.handlers import EarlyStopping, Evaluate, ReduceOnPlateau, StopAt
 from tests.handlers.driving import Source, drive, driven_trainer, epochs, linear_trainer, resumed
 from tests.networks import (
@@ -108,6 +108,20 @@ def test_evaluate_is_asked_and_tests_once_for_all():
     trainer.train(linear_reader(), handlers, num_epochs=9)
     assert trainer.epoch == 3
     assert len(passes) == 3
+
+
+@pytest.mark.parametrize("stop_first", [True, False])
+@pytest.mark.parametrize("options", [{"every_epochs": 3}, {"every_epochs": None, "every_steps": 7}])
+def test_epochs_between_the_tests_of_an_evaluate_are_not_counted(options, stop_first, capsys):
+    """Epochs have three steps: tests are behind 9, 18 and 27 of them, or in epochs 3, 5 and 7."""
+    evaluate = Evaluate(linear_reader(), file=io.StringIO(), **options)
+    stop = EarlyStopping(test=evaluate, min_delta=99.0, patience=2)
+    trainer = linear_trainer()
+    handlers = [stop, evaluate] if stop_first else [evaluate, stop]
+    trainer.train(linear_reader(), handlers, num_epochs=20)
+    assert trainer.epoch == (9 if "every_steps" not in options else 7)
+    assert len(evaluate.results) == 3
+    assert "for 2 tests, training stops" in capsys.readouterr().out
 
 
 def spoiled(*handlers, after_epochs=(), num_epochs=9):
@@ -346,3 +360,22 @@ def test_state_before_the_first_value_goes_through_a_checkpoint():
     state = state_after([], patience=3)
     assert state == {"best": None, "num_bad_epochs": 0, "has_stopped": False}
     assert state_after([float("inf")], patience=3)["best"] == "inf"
+
+
+def test_resumed_epoch_counts_by_the_tests_that_it_had_before(tmp_path):
+    """Tests are behind steps 4, 8 and 12, epochs behind 3, 6 and 9; it breaks off behind 5."""
+
+    def train(*more):
+        evaluate = Evaluate(linear_reader(), every_steps=4, every_epochs=None, file=io.StringIO())
+        stop = EarlyStopping(test=evaluate, min_delta=99.0, patience=2, file=io.StringIO())
+        trainer = linear_trainer(checkpoint=tmp_path / "run")
+        trainer.train(linear_reader(), [evaluate, stop, *more], num_epochs=20)
+        return trainer.global_step
+
+    def break_off(event):
+        if isinstance(event, EndStep) and event.global_step == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(break_off)
+    assert train() == 12
