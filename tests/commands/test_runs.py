@@ -71,7 +71,6 @@ def test_log_lines_are_fastnns_with_the_learning_rate(trained):
         re.M,
     )
     assert lines == ["10", "20", "30", "40", "50", "60"]
-    # Its seconds are of steps alone: the test of the same step comes after it.
     assert trained[1].index("global_step = 60") < trained[1].index("test at step 60:")
 
 

@@ -323,16 +323,16 @@ def make_handlers(
         "num_steps": length.num_steps,
     }
     chosen: list[Any] = [run_handlers.Record(folder.record, sizes)]
-    # Tests come first: handlers behind them show and log their results.
-    if evaluate is not None:
-        chosen += [evaluate, functools.partial(run_handlers.evaluate_at_end, evaluate)]
+    # The line of a step stands above that of the test behind it.
     if shows_lines:
         chosen.append(handlers.Log(every))
     elif is_shown:
         chosen.append(handlers.Progress(test=evaluate, stop_at=length.stop_at))
-    chosen.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
     if logging.summaryDir is not None:
         chosen.append(handlers.TensorBoard(logging.summaryDir, every_steps=max(every, 1)))
+    if evaluate is not None:
+        chosen += [evaluate, functools.partial(run_handlers.evaluate_at_end, evaluate)]
+    chosen.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
     if logging.print_model_statistics or logging.log_trainable_vars_statistics:
         chosen.append(handlers.Summary())
     if logging.log_device_placement:
