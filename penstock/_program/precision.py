@@ -36,7 +36,7 @@ _FIRST_WITH_BFLOAT16 = 8.0  # the compute capability of NVIDIA's first GPUs that
 INITIAL_LOSS_SCALE = 2.0**15
 _FACTOR = 2.0
 _STEPS_BEFORE_GROWTH = 2000
-_LARGEST = 2.0**24
+_SMALLEST, _LARGEST = 2.0**-14, 2.0**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +123,17 @@ class LossScale(NamedTuple):
     def initial(cls) -> LossScale:
         return cls(jnp.float32(INITIAL_LOSS_SCALE), jnp.zeros((), jnp.int32))
 
+    @property
+    def is_smallest(self) -> jax.Array:
+        """Whether it falls no further: what is not finite now is so at any scale."""
+        return self.scale <= _SMALLEST
+
     def after(self, is_finite: jax.Array) -> LossScale:
         """Return the scale after an update whose gradients were finite, or were not."""
         num_finite = self.num_finite + 1
         grows = num_finite >= _STEPS_BEFORE_GROWTH
         grown = jnp.where(grows, jnp.minimum(self.scale * _FACTOR, _LARGEST), self.scale)
-        fallen = jnp.maximum(self.scale / _FACTOR, 1.0)
+        fallen = jnp.maximum(self.scale / _FACTOR, _SMALLEST)
         return LossScale(
             jnp.where(is_finite, grown, fallen),
             jnp.where(is_finite & ~grows, num_finite, 0),

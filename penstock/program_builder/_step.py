@@ -244,8 +244,10 @@ class Update:
             return after
         is_finite = _are_finite(gradients)
         if not self.program.options.skips_non_finite:
-            # The loss is counted all the same: one that is not finite itself ends training.
-            after = _choose(is_finite, after, before)._replace(metrics=after.metrics)
+            # The loss is counted all the same: one that is not finite itself ends training, and
+            # so do gradients that are at the smallest scale, by the next loss.
+            is_taken = is_finite | before.loss_scale[self.name].is_smallest
+            after = _choose(is_taken, after, before)._replace(metrics=after.metrics)
         scale = before.loss_scale[self.name].after(is_finite)
         return after._replace(loss_scale={**before.loss_scale, self.name: scale})
 

@@ -1,6 +1,7 @@
 """Precision: what a Trainer computes in, and the loss scale of float16."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -89,6 +90,26 @@ def test_dynamic_scale_recovers_from_an_overflow():
     trainer.train(READER, num_epochs=20)
     assert trainer.test(READER) < 0.5
     assert any(np.any(value != before[name]) for name, value in trainer.parameters.items())
+
+
+def test_dynamic_scale_falls_below_one_where_gradients_are_large():
+    trainer, data = half(1e-6), {"x": X[:16] * 60, "y": np.full([16, 1], 2e4, np.float32)}
+    reader = ps.readers.arrays(data, batch_size=16)
+    before = trainer.test(reader)
+    trainer.train(reader, num_epochs=60)
+    assert trainer.loss_scale < 1
+    assert trainer.test(reader) < 0.999 * before
+
+
+def test_gradients_that_no_scale_makes_finite_end_training():
+    def program():
+        prediction = layers.fc(layers.data("x", [6]), 1)
+        return jnp.mean(prediction**2) + jnp.sqrt(jnp.sum(0 * prediction**2))  # nan, as 0 * inf
+
+    trainer = ps.Trainer(program, optax.sgd(0.01), place=ONE, precision="float16")
+    with pytest.raises(NonFiniteError):
+        trainer.train(ps.readers.arrays({"x": X[:16]}, batch_size=16), num_epochs=100)
+    assert trainer.global_step < 60  # 29 times it is halved; up to 16 steps are in flight
 
 
 def test_dynamic_scale_grows_after_many_good_updates(monkeypatch):
