@@ -103,8 +103,8 @@ def _describe_missing(word: str, path: Path) -> UsageError:
 
     names = {"data set: --dataset": [*readers.dataset_names(), "image_folder"]}
     names |= {"network: --model": models.names()}
-    for flag, known in names.items():
-        if word in known:
+    for flag, folders in names.items():
+        if word in folders:
             return UsageError(
                 f"got {word!r}, expected a folder of images or flags. It is the name of a "
                 f"{flag}_name={word}."
@@ -136,8 +136,8 @@ def _check_classes(word: str, path: Path) -> None:
     if empty:
         from penstock.readers.images import SUFFIXES, list_images
 
-        others = sorted(list_images(root / empty[0])[1])
-        convert = f", convert its {' and '.join(others)} files to .jpg" if others else ""
+        suffixes = sorted(list_images(root / empty[0])[1])
+        convert = f", convert its {' and '.join(suffixes)} files to .jpg" if suffixes else ""
         raise UsageError(
             f"got {word!r} with no image in {listed(empty[:3])}, expected {layout}. Every folder "
             f"is a class; {', '.join(SUFFIXES)} are read. Put images there{convert}, or remove it."

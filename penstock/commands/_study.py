@@ -56,8 +56,8 @@ def run_trials(
     """Run the trials of a sweep that are left, and print what came of all; as `SweepFlags`."""
     space = read_space(search)
     _check_space(space, folder, overrides)
-    given = {name: write_value(value) for name, value in overrides.items()}
-    words = [*filter(None, [folder]), *(f"--{name}={text}" for name, text in given.items())]
+    values = {name: write_value(value) for name, value in overrides.items()}
+    words = [*filter(None, [folder]), *(f"--{name}={text}" for name, text in values.items())]
     train_flags = read_flags(words)
     join_processes()
     if train_flags.performance.worker_hosts or jax.process_count() > 1:

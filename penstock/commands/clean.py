@@ -82,11 +82,11 @@ def run(argv: list[str]) -> None:
     own, own_reader = _open(plan, "train")
     # The splits that are not trained on, each part of the data once.
     parts: dict[SplitName, object] = {"validation": plan.data.test, "test": plan.data.final_test}
-    others = [_open(plan, split) for split, reader in parts.items() if reader is not None]
+    tests = [_open(plan, split) for split, reader in parts.items() if reader is not None]
     all_readers: list[Any] = [plan.data.train, own_reader]
     pairs = zip(*(readers.folds(r, flags.folds, by="label") for r in all_readers), strict=True)
     rows: list[tuple[float, DoubtedImage]] = []
-    means: list[Any] = [0] * len(others)
+    means: list[Any] = [0] * len(tests)
     builder = make_trainer(plan).builder  # of all folds: it compiles once
     for number, ((train, _), (_, held_out)) in enumerate(pairs, start=1):
         trainer = Trainer(builder, seed=plan.flags.performance.seed)
@@ -95,7 +95,7 @@ def run(argv: list[str]) -> None:
         rows += _doubt(plan, [own[row] for row in held_out.order.chosen], labels, answers)
         accuracy = np.mean(answers.argmax(axis=1) == labels)
         print(f"fold {number} of {flags.folds}: accuracy {accuracy:.2%}", flush=True)
-        for place, (names, reader) in enumerate(others):
+        for place, (names, reader) in enumerate(tests):
             labels, answers = _ask(trainer, reader)
             means[place] = means[place] + answers / flags.folds
             if number == flags.folds:

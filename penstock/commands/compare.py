@@ -94,13 +94,13 @@ def compare_answers(first: np.ndarray, second: np.ndarray) -> tuple[float, float
 
 def _describe_chance(runs: Sequence[FoundRun], names: Sequence[str]) -> list[str]:
     """Return sentences on whether runs on the same images differ by more than chance."""
-    found = {str(run.path): read_answers(run.path) for run in runs}
-    if todo := [path for path, answers in found.items() if answers is None]:
+    by_path = {str(run.path): read_answers(run.path) for run in runs}
+    if todo := [path for path, answers in by_path.items() if answers is None]:
         evals = ", ".join(f"`penstock eval {escape(shlex.quote(path))}`" for path in todo)
         return [f"Do they differ by more than chance? It needs their answers: {evals}."]
     lines: list[str] = []
-    first, *others = (answers for run in runs if (answers := found[str(run.path)]) is not None)
-    for name, second in zip(names[1:], others, strict=True):
+    first, *later = (answers for run in runs if (answers := by_path[str(run.path)]) is not None)
+    for name, second in zip(names[1:], later, strict=True):
         if first[:2] != second[:2] or not np.array_equal(first.label, second.label):
             lines.append(f"{names[0]} and {name} were evaluated on different images.")
             continue
@@ -136,15 +136,15 @@ def _read_end(run: FoundRun) -> dict[str, str]:
     """Return what the last rows of a run's log say, by the names of the table's rows."""
     if not run.log:
         return {}
-    found = {"seconds": f"{run.log[-1].seconds:,.1f}"}
+    cells = {"seconds": f"{run.log[-1].seconds:,.1f}"}
     for kind, title in (("epoch", "train"), ("step", "train"), ("test", "test")):
         for metric in ("loss", "accuracy"):
             rows = find_rows(run.log, kind, metric)
             # An epoch's mean counts, a step's where no epoch has ended.
-            if rows and (name := f"last {title} {metric}") not in found:
+            if rows and (name := f"last {title} {metric}") not in cells:
                 value = rows[-1].metrics[metric]
-                found[name] = f"{value:.2%}" if metric == "accuracy" else f"{value:.4g}"
-    return found
+                cells[name] = f"{value:.2%}" if metric == "accuracy" else f"{value:.4g}"
+    return cells
 
 
 def _split(table: Sequence[Sequence[str]], columns: int | None) -> list[list[list[str]]]:

@@ -116,7 +116,7 @@ def run(argv: list[str]) -> None:
     with processes.keep_stdout_clean(flags.json):
         trainer = load_network(saved, data.shape)
         tested = trainer.test(lambda: _collect(reader, trainer, pairs, nan_counts), confidence=0.95)
-        metrics, loss = {name: float(each) for name, each in tested.items()}, tested["loss"]
+        metrics, loss = {name: float(value) for name, value in tested.items()}, tested["loss"]
         matrix = processes.sum_over_processes(
             findings.count_confusions(pairs, data.shape.num_classes)
         )

@@ -104,11 +104,11 @@ def make_panels(plans: Sequence[Plan]) -> list[Panel]:
     ticks = sorted({one.num_devices for one in plans})
     for color, kind in enumerate(dict.fromkeys(_get_kind(one) for one in plans)):
         own = sorted([p for p in plans if _get_kind(p) == kind], key=lambda p: p.num_devices)
-        x, each = [p.num_devices for p in own], own[0].examples_per_sec / own[0].num_devices
-        rate = f"{each:,.0f}" if each >= 100 else f"{each:.3g}"
+        x, share = [p.num_devices for p in own], own[0].examples_per_sec / own[0].num_devices
+        rate = f"{share:,.0f}" if share >= 100 else f"{share:.3g}"
         for lines, label, y, is_dashed in (
             (speed, f"{kind}, by estimate", [p.examples_per_sec for p in own], False),
-            (speed, f"ideal: {rate} a device", [each * n for n in x], True),
+            (speed, f"ideal: {rate} a device", [share * n for n in x], True),
             (memory, f"{kind}, a step", [p.total_bytes / 2**30 for p in own], False),
             (memory, f"{kind}, what there is", [p.capacity_bytes / 2**30 for p in own], True),
         ):

@@ -150,7 +150,7 @@ def run(argv: list[str]) -> None:
     """Run `penstock predict` with the arguments after the command's name."""
     flags, overrides = parse(PredictFlags, argv, epilog=_EXAMPLES, extra=_FROM_TRAIN)
     saved = None if is_model_file(flags.run) else find_network(flags.run, overrides)
-    files, missing, others = _find_files(flags.images)
+    files, missing, unread = _find_files(flags.images)
     join_processes()
     table = None if flags.explain or flags.output is None else Path(flags.output)
     if table is not None and is_writing_process() and not can_write(table):
@@ -161,8 +161,8 @@ def run(argv: list[str]) -> None:
     pictures = _choose_pictures(files, flags, network.explanations)
     for name, what in missing.items():
         _say(f"{name}: left out, {what}")
-    if others:
-        _say(describe_left_out(others))
+    if unread:
+        _say(describe_left_out(unread))
     num_left_out = len(missing)
     rows: list[tuple[Path, np.ndarray]] = []
     told_secs = time.monotonic()
@@ -249,8 +249,8 @@ def write_table(
     best = [choose_best(row, names, top_k) for _, row in rows]
     columns: dict[str, list[object]] = {"image": [*images]}
     for n in range(min(top_k, len(names))):
-        columns[f"class_{n + 1}"] = [each[n]["name"] for each in best]
-        columns[f"probability_{n + 1}"] = [each[n]["probability"] for each in best]
+        columns[f"class_{n + 1}"] = [row[n]["name"] for row in best]
+        columns[f"probability_{n + 1}"] = [row[n]["probability"] for row in best]
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             table = np.reshape([row for _, row in rows], (len(rows), len(names)))
@@ -358,27 +358,27 @@ def _find_files(words: Sequence[str]) -> tuple[list[Path], dict[str, str], Count
     """
     files: list[Path] = []
     missing: dict[str, str] = {}
-    others: Counter[str] = Counter()
+    unread: Counter[str] = Counter()
     for word in words:
         path = Path(word)
         images = [path] * path.is_file()
         if path.is_dir():
             listed, more = list_images(path)
-            images, others = [*map(Path, listed)], others + more
+            images, unread = [*map(Path, listed)], unread + more
         # Those of an earlier --explain are no images of the user's.
-        found = [image for image in images if image == path or not is_explanation(image)]
+        images = [image for image in images if image == path or not is_explanation(image)]
         # Not every shell puts the names in a pattern's place, and in quotes none does.
-        found = found or [Path(name) for name in sorted(glob.glob(word)) if Path(name).is_file()]
-        if not found:
+        images = images or [Path(name) for name in sorted(glob.glob(word)) if Path(name).is_file()]
+        if not images:
             missing[word] = "a folder without images" if path.is_dir() else "no file of that name"
-        files += found
+        files += images
     if not files:
         word, what = next(iter(missing.items()))
         hint = "" if Path(word).is_dir() else nearest_path(Path(word))
         raise FileNotFoundError(
             f"{word!r} got {what}, expected an image or a folder of {', '.join(SUFFIXES)}.{hint}"
         )
-    return files, missing, others
+    return files, missing, unread
 
 
 def _read_image(path: Path, facts: Facts, channels: int, side: int | None) -> np.ndarray:
@@ -405,6 +405,6 @@ def _show(
         fact = {"image": str(path), "classes": classes, **explained}
         print(_format_line(fact), end="", flush=True)
     else:
-        parts = [f"  {each['name']} {each['probability']:.1%}" for each in classes]
+        parts = [f"  {row['name']} {row['probability']:.1%}" for row in classes]
         explained = [] if picture is None else [f"  -> {picture}"]
         print(wrap_parts([str(path), *parts, *explained], find_columns()), flush=True)

@@ -117,10 +117,10 @@ def open_for_evaluation(
     assert data.test is not None
     folder = find_run_folder(weights)
     if folder is not None and flags.dataset.dataset_name == "image_folder":
-        known = read_facts(folder).class_names
-        if what := splits.describe_other_classes(data.facts.class_names, known):
+        names = read_facts(folder).class_names
+        if what := splits.describe_other_classes(data.facts.class_names, names):
             raise ValueError(
-                f"{flags.dataset.dataset_dir!r} got {what}, expected the {len(known)} classes that "
+                f"{flags.dataset.dataset_dir!r} got {what}, expected the {len(names)} classes that "
                 f"{str(folder.path)!r} was trained on. Name its folders as then, or train again."
             )
     return data, data.test, opened.num_samples
@@ -223,8 +223,8 @@ def _limit_batch_size(
         )
     if share == size:
         return share * num_devices, ()
-    said = f"--batch_size={size} is more than there are: a step takes all"
-    return share * num_devices, (f"{said} {num_samples:,} images",)
+    what = f"--batch_size={size} is more than there are: a step takes all"
+    return share * num_devices, (f"{what} {num_samples:,} images",)
 
 
 def _choose_options(flags: TrainFlags) -> readers.records.ReadOptions:

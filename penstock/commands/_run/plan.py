@@ -170,10 +170,10 @@ def _choose_batch_size(
     device = builder.mesh.local_devices[0]
     own = np.asarray([before or 0, _mesh.find_memory(device)], np.float32)
     # All processes compile for the same sizes, or some would wait for the others.
-    known = np.reshape(multihost_utils.process_allgather(own), (-1, 2))
-    if known[0, 0]:
-        return int(known[0, 0]), "as before"
-    memory = float(known[:, 1].min())
+    gathered = np.reshape(multihost_utils.process_allgather(own), (-1, 2))
+    if gathered[0, 0]:
+        return int(gathered[0, 0]), "as before"
+    memory = float(gathered[:, 1].min())
     if math.isinf(memory):
         raise ValueError(
             f"--batch_size got 'auto' on {device.device_kind}, expected a number: it does not say "

@@ -200,9 +200,9 @@ def find_part(flags: TrainFlags, split: SplitName) -> str:
             f"--{'train' if split == 'train' else 'eval'}_files." + nearest(name, list_datasets())
         )
     else:
-        known = readers.dataset_splits(name)
-        is_there = {part: part in known for part in PARTS[split]}
-        missing = f"--dataset_name={name} got no {split} split, expected one of {listed(known)}."
+        existing = readers.dataset_splits(name)
+        is_there = {part: part in existing for part in PARTS[split]}
+        missing = f"--dataset_name={name} got no {split} split, expected one of {listed(existing)}."
     parts = [part for part, is_part in is_there.items() if is_part]
     if not parts:
         raise readers.DatasetNotFoundError(missing)
@@ -242,12 +242,12 @@ def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:
     stored = readers.ImageFolder(path, shorter_side=read.cache_image_size)
     if is_parted and split != "train":
         # A label is the number of its class.
-        known = readers.ImageFolder(root / "train").class_names
-        if what := describe_other_classes(stored.class_names, known):
+        names = readers.ImageFolder(root / "train").class_names
+        if what := describe_other_classes(stored.class_names, names):
             todo = "Remove it, or add it to those"
             todo = "Put its images there" if what.startswith("no") else todo
             raise ValueError(
-                f"{str(path)!r} got {what}, expected the {len(known)} classes of "
+                f"{str(path)!r} got {what}, expected the {len(names)} classes of "
                 f"{str(root / 'train')!r}. Both parts need the same folders. {todo}."
             )
     # Before a tenth is held out, which stays the same when these files are removed.
@@ -304,15 +304,15 @@ def _find_groups(pattern: str | None, names: Sequence[str]) -> tuple[np.ndarray,
     return groups, (note + (f"; {without:,} images are in none" if without else ""),)
 
 
-def describe_other_classes(names: Sequence[str], known: Sequence[str]) -> str | None:
-    """Return how classes differ from the known ones, whose numbers are labels; None where not."""
-    missing = [name for name in known if name not in names]
-    more = [name for name in names if name not in known]
+def describe_other_classes(names: Sequence[str], expected: Sequence[str]) -> str | None:
+    """Return how classes differ from those expected, whose numbers are labels; None where not."""
+    missing = [name for name in expected if name not in names]
+    more = [name for name in names if name not in expected]
     if missing:
         return f"no class {listed(missing[:3])}"
     if more:
         return f"the class {listed(more[:3])}"
-    return None if tuple(names) == tuple(known) else "its classes in another order"
+    return None if tuple(names) == tuple(expected) else "its classes in another order"
 
 
 def _describe(make: MakeReader, part: str, folder: Path, flags: TrainFlags) -> Split:
@@ -346,12 +346,12 @@ def _describe(make: MakeReader, part: str, folder: Path, flags: TrainFlags) -> S
 def _find_files(folder: Path, names: Sequence[str]) -> list[str]:
     paths: list[str] = []
     for name in names:
-        found = glob.glob(str(Path(glob.escape(str(folder))) / name))
-        if not found:
+        files = glob.glob(str(Path(glob.escape(str(folder))) / name))
+        if not files:
             what = "no file of that name" if folder.is_dir() else "no folder of that name"
             raise FileNotFoundError(
                 f"{str(folder / name)!r} got {what}, expected a TFRecord file. "
                 f"--dataset_dir and --train_files say where it is.{nearest_path(folder / name)}"
             )
-        paths += found
+        paths += files
     return sorted(paths)

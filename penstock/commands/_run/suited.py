@@ -127,8 +127,8 @@ def choose(
     is_named = "model_name" in overrides
     batch_size = choice.batch_size // 2 if num_images < _FEW_IMAGES else choice.batch_size
     # The epochs of `auto` are those of our own size.
-    given = overrides.get("batch_size")
-    size = given if isinstance(given, int) else batch_size
+    own_size = overrides.get("batch_size")
+    size = own_size if isinstance(own_size, int) else batch_size
     # About so many steps, as a round number: a few images more or less choose the same, and a run
     # goes on.
     epochs = choice.num_steps * size / num_images

@@ -315,7 +315,7 @@ def find_changes(folder: RunFolder, facts: Facts) -> list[str]:
         changes = changes or ["the classes have another order"]
     if before.num_train is not None:
         for name, what in _COUNTS.items():
-            old, new = (getattr(each, name) or 0 for each in (before, facts))
+            old, new = (getattr(own, name) or 0 for own in (before, facts))
             # Of runs of before, which have two digests, the last is not known.
             is_told = name != "num_final_test" or len(before.names_digests) > 2
             is_other = old != new and is_told

@@ -84,12 +84,12 @@ def _find(path: Path) -> Path:
     if path.is_file():
         return path
     # Logs that were put aside end in a number, `log.csv.1`, and so are not among them.
-    found = sorted([*path.glob("*.csv"), *path.glob("*.jsonl")])
-    if len(found) == 1:
-        return found[0]
+    logs = sorted([*path.glob("*.csv"), *path.glob("*.jsonl")])
+    if len(logs) == 1:
+        return logs[0]
     problem = "There is nothing with that name."
-    if found:
-        problem = f"The folder has several. Name one: {', '.join(map(str, found))}."
+    if logs:
+        problem = f"The folder has several. Name one: {', '.join(map(str, logs))}."
     elif path.is_dir():
         problem = "The folder has no .csv or .jsonl file. Was a CSVLog or JSONLog among the run's "
         problem = suggest_run(path) or f"{problem}handlers?"
@@ -190,14 +190,14 @@ def find_run_path(word: str) -> Path:
         return path
     if (runs / path).exists():
         return runs / path
-    found = [folder for folder in _list_runs(runs, path.name) if len(path.parts) == 1]
-    if len(found) > 1:
-        names = ", ".join(folder.name for folder in found)
+    folders = [folder for folder in _list_runs(runs, path.name) if len(path.parts) == 1]
+    if len(folders) > 1:
+        names = ", ".join(folder.name for folder in folders)
         raise UsageError(
-            f"the run got {word!r}, expected the name of one run. {len(found)} runs are on this "
+            f"the run got {word!r}, expected the name of one run. {len(folders)} runs are on this "
             f"data: {names}. Name one of them."
         )
-    return found[0] if found else path
+    return folders[0] if folders else path
 
 
 def _is_class_folder(path: Path) -> bool:
@@ -208,13 +208,13 @@ def _is_class_folder(path: Path) -> bool:
 
 
 def _list_runs(runs: Path, title: str) -> list[Path]:
-    found = []
+    paths = []
     for path in sorted(runs.glob(f"{glob.escape(title)}_*")):
         with contextlib.suppress(UsageError):
             flags, _ = read_flags(path)
             if name_data(flags) == title:
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def find_runs(folder: Path) -> list[FoundRun]:
