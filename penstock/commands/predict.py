@@ -249,8 +249,8 @@ def write_table(
     best = [choose_best(row, names, top_k) for _, row in rows]
     columns: dict[str, list[object]] = {"image": [*images]}
     for n in range(min(top_k, len(names))):
-        columns[f"class_{n + 1}"] = [row[n]["name"] for row in best]
-        columns[f"probability_{n + 1}"] = [row[n]["probability"] for row in best]
+        columns[f"class_{n + 1}"] = [classes[n]["name"] for classes in best]
+        columns[f"probability_{n + 1}"] = [classes[n]["probability"] for classes in best]
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             table = np.reshape([row for _, row in rows], (len(rows), len(names)))
@@ -405,6 +405,6 @@ def _show(
         fact = {"image": str(path), "classes": classes, **explained}
         print(_format_line(fact), end="", flush=True)
     else:
-        parts = [f"  {row['name']} {row['probability']:.1%}" for row in classes]
+        parts = [f"  {entry['name']} {entry['probability']:.1%}" for entry in classes]
         explained = [] if picture is None else [f"  -> {picture}"]
         print(wrap_parts([str(path), *parts, *explained], find_columns()), flush=True)

@@ -242,12 +242,12 @@ def _open_folder(flags: TrainFlags, part: str, split: SplitName) -> Split:
     stored = readers.ImageFolder(path, shorter_side=read.cache_image_size)
     if is_parted and split != "train":
         # A label is the number of its class.
-        names = readers.ImageFolder(root / "train").class_names
-        if what := describe_other_classes(stored.class_names, names):
+        classes = readers.ImageFolder(root / "train").class_names
+        if what := describe_other_classes(stored.class_names, classes):
             todo = "Remove it, or add it to those"
             todo = "Put its images there" if what.startswith("no") else todo
             raise ValueError(
-                f"{str(path)!r} got {what}, expected the {len(names)} classes of "
+                f"{str(path)!r} got {what}, expected the {len(classes)} classes of "
                 f"{str(root / 'train')!r}. Both parts need the same folders. {todo}."
             )
     # Before a tenth is held out, which stays the same when these files are removed.
