@@ -61,9 +61,9 @@ class Members:
         return results
 
     def close(self):
-        for each in self.all:
-            each._over = {"code": 0}
-            each.hang_up()
+        for group in self.all:
+            group._over = {"code": 0}
+            group.hang_up()
         self.hub.close()
 
 
@@ -77,8 +77,8 @@ def make(monkeypatch):
         return made[-1]
 
     yield make_members
-    for each in made:
-        each.close()
+    for members in made:
+        members.close()
 
 
 def wait_until(is_so):
@@ -92,35 +92,35 @@ def test_exchange_gives_every_process_the_values_of_all(make, count):
     members = make(count)
     expected = [{"n": index, "text": "é\n"} for index in range(count)]
     for _ in range(3):
-        given = members.run(lambda each: each.exchange("a", {"n": each.index, "text": "é\n"}))
-        assert given == [expected] * count
+        values = members.run(lambda group: group.exchange("a", {"n": group.index, "text": "é\n"}))
+        assert values == [expected] * count
 
 
 def test_other_ways_give_each_process_what_it_needs(make):
     members = make(3)
-    assert members.run(lambda each: each.gather("a", each.index)) == [[0, 1, 2], [], []]
-    assert members.run(lambda each: each.broadcast("b", each.index + 7)) == [7] * 3
+    assert members.run(lambda group: group.gather("a", group.index)) == [[0, 1, 2], [], []]
+    assert members.run(lambda group: group.broadcast("b", group.index + 7)) == [7] * 3
     for text in ("x", "x" * 1000):
-        same = members.run(lambda each, text=text: each.agree("c", {"a": text}))
+        same = members.run(lambda group, text=text: group.agree("c", {"a": text}))
         assert same == [True] * 3
-        unlike = members.run(lambda each, text=text: each.agree("d", text * (each.index + 1)))
+        unlike = members.run(lambda group, text=text: group.agree("d", text * (group.index + 1)))
         assert unlike == [False] * 3
 
 
 def test_exchange_of_megabytes_arrives_whole(make):
     members = make(3)
-    given = members.run(lambda each: each.exchange("a", f"{each.index}" * 3_000_000))
-    assert [[len(value) for value in values] for values in given] == [[3_000_000] * 3] * 3
+    results = members.run(lambda group: group.exchange("a", f"{group.index}" * 3_000_000))
+    assert [[len(value) for value in values] for values in results] == [[3_000_000] * 3] * 3
 
 
 def test_exception_in_a_call_ends_the_others_with_its_text(make):
     members = make(2)
 
-    def work(each):
-        with each.inside("trainer.train"):
-            if each.index:
+    def work(group):
+        with group.inside("trainer.train"):
+            if group.index:
                 raise ValueError("boom")
-            return each.exchange("trainer.train")
+            return group.exchange("trainer.train")
 
     first, second = members.run(work)
     assert isinstance(second, ValueError)
@@ -132,14 +132,14 @@ def test_exception_that_all_raise_alike_may_be_caught_by_all(make, monkeypatch):
     members = make(3)
     monkeypatch.setattr(member, "GRACE_SECS", 60.0)  # that one of them comes late is no matter
 
-    def work(each):
+    def work(group):
         try:
-            with each.inside("trainer.train"):
+            with group.inside("trainer.train"):
                 raise ValueError("boom")
         except ValueError:
             pass
-        with each.inside("trainer.train"):
-            return each.exchange("again", each.index)
+        with group.inside("trainer.train"):
+            return group.exchange("again", group.index)
 
     assert members.run(work) == [[0, 1, 2]] * 3
     assert members.left == []
@@ -152,11 +152,11 @@ def test_process_whose_last_call_failed_and_was_caught_waits_for_the_others_and_
     monkeypatch.setattr(member, "GRACE_SECS", 60.0)
     monkeypatch.setattr(exits, "report_first", reported.append)
 
-    def work(each):
-        with contextlib.suppress(ValueError), each.inside("trainer.train"):
+    def work(group):
+        with contextlib.suppress(ValueError), group.inside("trainer.train"):
             raise ValueError("boom")
-        time.sleep(0.3 * each.index)  # longer than a process that fails waits
-        return each.end(None)
+        time.sleep(0.3 * group.index)  # longer than a process that fails waits
+        return group.end(None)
 
     assert members.run(work) == reported == [None, None]
 
@@ -164,12 +164,12 @@ def test_process_whose_last_call_failed_and_was_caught_waits_for_the_others_and_
 def test_process_that_ends_by_the_signal_of_all_waits_for_the_others(make):
     members = make(2)
 
-    def work(each):
-        with contextlib.suppress(SystemExit), each.inside("trainer.train"):
-            each.leave(1)
+    def work(group):
+        with contextlib.suppress(SystemExit), group.inside("trainer.train"):
+            group.leave(1)
             raise SystemExit(143)
-        time.sleep(0.3 * each.index)
-        return each.end(SystemExit(143))
+        time.sleep(0.3 * group.index)
+        return group.end(SystemExit(143))
 
     assert members.run(work) == [None, None]
 
@@ -186,9 +186,9 @@ def test_exit_in_a_call_counts_until_the_next_call(make, monkeypatch):
 def test_process_that_waits_for_one_that_failed_is_ended(make):
     members, is_over = make(2), threading.Event()
 
-    def work(each):
-        with each.inside("trainer.train"):
-            if each.index:
+    def work(group):
+        with group.inside("trainer.train"):
+            if group.index:
                 raise ValueError("boom")
             is_over.wait()  # as in a launch, which no exception of Python ends
 
@@ -206,17 +206,17 @@ def test_process_that_waits_for_one_that_failed_is_ended(make):
 def test_loss_of_a_process_is_told_and_asks_for_another_try(make, lost):
     members = make(3)
 
-    def work(each):
-        if each.index == lost:
-            each._peer.shutdown(socket.SHUT_RDWR)
+    def work(group):
+        if group.index == lost:
+            group._peer.shutdown(socket.SHUT_RDWR)
             return None
-        with each.inside("trainer.train"):
-            each.exchange("trainer.train")
+        with group.inside("trainer.train"):
+            group.exchange("trainer.train")
 
     results = members.run(work)
-    others = [result for index, result in enumerate(results) if index != lost]
-    assert all(f"process {lost} was lost" in str(result) for result in others)
-    assert all(each.find_failure()["code"] == AGAIN for each in members.all if each.index != lost)
+    errors = [result for index, result in enumerate(results) if index != lost]
+    assert all(f"process {lost} was lost" in str(result) for result in errors)
+    assert all(m.find_failure()["code"] == AGAIN for m in members.all if m.index != lost)
 
 
 def test_loss_of_another_after_an_error_of_its_own_asks_for_no_other_try(make):
@@ -262,22 +262,22 @@ def test_call_after_anothers_end_is_told_how_that_ended(make, error, text):
 
 
 def test_ctrl_c_ends_all_with_the_code_of_a_shell_and_is_no_error_of_the_others(make):
-    assert make(3).run(lambda each: each.end(KeyboardInterrupt())) == [130] * 3
+    assert make(3).run(lambda group: group.end(KeyboardInterrupt())) == [130] * 3
     members = make(2)
-    codes = members.run(lambda each: each.end(KeyboardInterrupt() if each.index else None))
+    codes = members.run(lambda group: group.end(KeyboardInterrupt() if group.index else None))
     assert codes == [130] * 2
     assert "process 1 was interrupted" in members.said[0]
 
 
 def test_processes_may_be_silent_for_a_year(make):
     members = make(2, heartbeat_secs=366 * 86400.0)
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    assert members.run(lambda group: group.exchange("a", group.index)) == [[0, 1]] * 2
 
 
 def test_process_that_is_silent_is_named(make, monkeypatch):
     members = make(2, heartbeat_secs=0.5)
     silent = members.all[1]
-    monkeypatch.setattr(silent, "_send", lambda said: None)
+    monkeypatch.setattr(silent, "_send", lambda message: None)
     wait_until(lambda: members.all[0].find_failure())
     failure = members.all[0].find_failure()
     assert "process 1 has not answered" in failure["what"]
@@ -288,10 +288,10 @@ def test_call_that_makes_no_progress_is_named_with_the_one_behind(make):
     members = make(2, heartbeat_secs=1.0, hang_secs=0.8)
     is_over = threading.Event()
 
-    def work(each):
-        with each.inside("trainer.train"):
-            for step in range(3 + each.index):
-                each.advance(step)
+    def work(group):
+        with group.inside("trainer.train"):
+            for step in range(3 + group.index):
+                group.advance(step)
             is_over.wait()
 
     thread = threading.Thread(target=members.run, args=(work,))
@@ -310,13 +310,13 @@ def test_call_that_makes_no_progress_is_named_with_the_one_behind(make):
 def test_compiling_is_no_hang(make):
     members = make(2, heartbeat_secs=1.0, hang_secs=0.8)
 
-    def work(each):
-        with each.inside("trainer.train"):
-            if each.index:
-                each.num_compiling += 1
+    def work(group):
+        with group.inside("trainer.train"):
+            if group.index:
+                group.num_compiling += 1
                 time.sleep(1.6)
-                each.num_compiling -= 1
-            return each.exchange("trainer.train", each.index)
+                group.num_compiling -= 1
+            return group.exchange("trainer.train", group.index)
 
     assert members.run(work) == [[0, 1]] * 2
 
@@ -324,14 +324,14 @@ def test_compiling_is_no_hang(make):
 def test_stop_of_one_process_is_carried_to_all_at_one_step(make):
     members = make(3)
 
-    def work(each):
+    def work(group):
         for step in range(10_000):
             # As launches in flight do: nobody is further ahead than they allow.
-            wait_until(lambda: each.position - min(m.position for m in members.all) < 5)
-            each.advance(step)
-            wants = each.index == 1 and step >= 20
-            if (each.is_asked or wants) and each.meet():
-                each.exchange("an agreement")
+            wait_until(lambda: group.position - min(m.position for m in members.all) < 5)
+            group.advance(step)
+            wants = group.index == 1 and step >= 20
+            if (group.is_asked or wants) and group.meet():
+                group.exchange("an agreement")
                 return step
         return None
 
@@ -352,11 +352,11 @@ def test_launch_of_a_test_leaves_the_global_step(make):
 
 
 def test_process_is_eager_in_a_call_alone(make):
-    each = make(1).all[0]
-    each.is_asked = True
-    with each.inside("trainer.train"):
-        assert each._tick()
-    assert not each._tick()
+    group = make(1).all[0]
+    group.is_asked = True
+    with group.inside("trainer.train"):
+        assert group._tick()
+    assert not group._tick()
 
 
 def test_process_that_never_connects_is_named(make):
@@ -381,7 +381,7 @@ def test_process_with_a_thousand_files_open_is_heard(make, monkeypatch):
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2000), limits[1]))
     monkeypatch.setattr(socket, "create_connection", connect_high)
     try:
-        assert make(2).run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+        assert make(2).run(lambda group: group.exchange("a", group.index)) == [[0, 1]] * 2
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
@@ -398,14 +398,14 @@ def no_descriptor_left():
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for each in taken:
-            os.close(each)
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 def test_connection_that_finds_no_descriptor_is_asked_for_again_at_every_look(make, monkeypatch):
     members = make(2)
     callers, calls = members.hub._callers, []
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    assert members.run(lambda group: group.exchange("a", group.index)) == [[0, 1]] * 2
 
     def count(name, function, *args):
         calls.append(name)
@@ -420,10 +420,10 @@ def test_connection_that_finds_no_descriptor_is_asked_for_again_at_every_look(ma
             late.connect(("127.0.0.1", members.hub.port))
             wait_until(lambda: calls.count("_accept") >= 3)
             assert calls.count("_accept") <= calls.count("_look_around") + 1
-            assert members.run(lambda each: each.exchange("b", each.index)) == [[0, 1]] * 2
+            assert members.run(lambda group: group.exchange("b", group.index)) == [[0, 1]] * 2
         late.sendall(b"[1]\n")
         assert late.recv(1) == b""  # it was let in, and is a stranger
-    assert members.run(lambda each: each.exchange("c", each.index)) == [[0, 1]] * 2
+    assert members.run(lambda group: group.exchange("c", group.index)) == [[0, 1]] * 2
 
 
 def make_hello(index, token="token"):
@@ -432,7 +432,7 @@ def make_hello(index, token="token"):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"GET / HTTP/1.0\r\n\r\n",
         b"\xff\n",
@@ -447,23 +447,23 @@ def make_hello(index, token="token"):
         b"\0" * 70_000,
     ],
 )
-def test_stranger_at_the_hubs_port_disturbs_nobody(make, said):
+def test_stranger_at_the_hubs_port_disturbs_nobody(make, data):
     members = make(2)
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    assert members.run(lambda group: group.exchange("a", group.index)) == [[0, 1]] * 2
     with socket.create_connection(("127.0.0.1", members.hub.port), timeout=60) as stranger:
-        stranger.sendall(said)
+        stranger.sendall(data)
         with contextlib.suppress(ConnectionResetError):  # not all of it was read
             assert stranger.recv(1) == b""
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    assert members.run(lambda group: group.exchange("a", group.index)) == [[0, 1]] * 2
 
 
 def test_stranger_that_says_nothing_is_let_go(make, monkeypatch):
     members = make(2)
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    assert members.run(lambda group: group.exchange("a", group.index)) == [[0, 1]] * 2
     with socket.create_connection(("127.0.0.1", members.hub.port), timeout=60) as stranger:
         monkeypatch.setattr(listening, "_HELLO_SECS", 0.0)
         assert stranger.recv(1) == b""
-    assert members.run(lambda each: each.exchange("a", each.index)) == [[0, 1]] * 2
+    assert members.run(lambda group: group.exchange("a", group.index)) == [[0, 1]] * 2
 
 
 def test_connections_that_say_nothing_are_few_and_keep_no_process_out(make):
@@ -478,7 +478,7 @@ def test_connections_that_say_nothing_are_few_and_keep_no_process_out(make):
             assert stranger.recv(1) == b""
         assert len(members.hub._callers._strangers) == 1 + listening._NUM_SPARE
         members.add()
-        results = members.run(lambda each: each.exchange("a", each.index))
+        results = members.run(lambda group: group.exchange("a", group.index))
         assert results == [[0, 1, 2]] * 3
 
 
