@@ -42,7 +42,7 @@ def make_uneven_parts():
     ends = (0, 60, NUM_EXAMPLES) if jax.process_count() > 1 else (0, NUM_EXAMPLES)
     starts = range(ends[index], ends[index + 1], 40)
     rows = [slice(start, min(start + 40, ends[index + 1])) for start in starts]
-    return [tuple(data[name][each] for name in ("label", "x")) for each in rows]
+    return [tuple(data[name][part] for name in ("label", "x")) for part in rows]
 
 
 def main(folder):
@@ -86,8 +86,8 @@ def main(folder):
     trainer = ps.Trainer(program, optax.sgd(0.5), infer_func=infer_program)
     trainer.train(make_reader(), [*watching, count], num_epochs=20)
     finder = handlers.LearningRateFinder(num_steps=10, path=folder / "rates.png", names=names)
-    found = ps.Trainer(program, optax.sgd(1.0))
-    found.train(make_reader(), finder, num_epochs=5)
+    fresh = ps.Trainer(program, optax.sgd(1.0))
+    fresh.train(make_reader(), finder, num_epochs=5)
     result = {
         "step": trainer.global_step,
         "counts": counts,

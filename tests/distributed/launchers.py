@@ -31,9 +31,9 @@ def venv() -> Path:
 
 def require_programs(*programs: str) -> list[str]:
     """Return where programs are; skip the test where one is missing, in `make test-all` fail it."""
-    found = [find(program) for program in programs]
-    _require(programs, found)
-    return [path for path in found if path]
+    paths = [find(program) for program in programs]
+    _require(programs, paths)
+    return [path for path in paths if path]
 
 
 def require_python(module: str) -> str:
@@ -45,8 +45,8 @@ def require_python(module: str) -> str:
     return str(python)
 
 
-def _require(names, found) -> None:
-    missing = [name for name, path in zip(names, found, strict=True) if path is None]
+def _require(names, paths) -> None:
+    missing = [name for name, path in zip(names, paths, strict=True) if path is None]
     if missing and os.environ.get("PENSTOCK_REQUIRE_EXTRAS") == "1":
         pytest.fail(f"{', '.join(missing)} is missing: {INSTALL}")
     if missing:
@@ -104,12 +104,12 @@ def _wait_until_gone(mark: str, secs: float = 30.0) -> None:
 
 def _find_marked(mark: str) -> list[int]:
     """Return the processes that have a mark in their environment."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # gone, or of another user
             if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def read_result(done: subprocess.CompletedProcess[str]) -> dict:
@@ -128,6 +128,6 @@ def run_processes(count: int, folder: Path) -> dict:
     started = [
         subprocess.Popen(words, env=environment(**own), cwd=ROOT, **pipes) for own in variables
     ]
-    ended = [subprocess.CompletedProcess(words, *each) for each in finish(started)]
+    ended = [subprocess.CompletedProcess(words, *result) for result in finish(started)]
     assert all(done.returncode == 0 for done in ended), [done.stderr for done in ended]
     return read_result(ended[0])  # process 0 alone says it

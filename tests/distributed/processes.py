@@ -77,12 +77,12 @@ def finish(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 def results(started: list[subprocess.Popen[str]]) -> list[dict]:
     """Wait for processes that all end well; return what each printed."""
-    found = []
+    outputs = []
     for status, out, err in finish(started):
         assert status == 0, err
         line = next(line for line in out.splitlines() if line.startswith("RESULT "))
-        found.append(json.loads(line.removeprefix("RESULT ")) | {"said": err, "printed": out})
-    return found
+        outputs.append(json.loads(line.removeprefix("RESULT ")) | {"said": err, "printed": out})
+    return outputs
 
 
 def run_group(count: int, devices_each: int, name: str, *words: object) -> list[dict]:

@@ -146,8 +146,8 @@ def _wait(is_ready, daemons, folder: Path, secs: float = 60.0) -> None:
         has_ended = any(daemon.poll() is not None for daemon in daemons)
         if has_ended or time.monotonic() > end:
             logs = sorted([*folder.glob("*.out"), *folder.glob("*.log")])
-            said = "\n".join(f"{log.name}: {log.read_text(errors='replace')}" for log in logs)
-            raise RuntimeError(f"Slurm did not start.\n{said}")
+            text = "\n".join(f"{log.name}: {log.read_text(errors='replace')}" for log in logs)
+            raise RuntimeError(f"Slurm did not start.\n{text}")
         time.sleep(0.1)
 
 

@@ -73,7 +73,7 @@ def train(folder, sharding, num_epochs, num_devices=None, kill_after=None):
 
 def refuse():
     """Return what is said where the processes bring different things."""
-    index, said = jax.process_index(), []
+    index, errors = jax.process_index(), []
     x = np.ones((4, 48), np.float32)
     reader = readers.arrays({"x": x, "label": np.zeros(4, np.int32)}, 4)
     trainer = ps.Trainer(program, optax.adamw(0.01), state_sharding="full")
@@ -87,8 +87,8 @@ def refuse():
         try:
             attempt()
         except ValueError as error:
-            said.append(str(error))
-    return said
+            errors.append(str(error))
+    return errors
 
 
 def infer_program():

@@ -98,8 +98,8 @@ def test_closed_pipe_is_remembered_and_the_rest_dropped(monkeypatch):
 def assemble(*chunks: bytes) -> list[bytes]:
     """Return the lines of chunks, the last one whole or not."""
     lines = LineAssembler()
-    found = [line for chunk in chunks for line in lines.feed(chunk, now=0.0)]
-    return found + lines.show(0.0, is_last=True)
+    whole = [line for chunk in chunks for line in lines.feed(chunk, now=0.0)]
+    return whole + lines.show(0.0, is_last=True)
 
 
 @pytest.mark.parametrize(

@@ -49,19 +49,19 @@ def test_pod_of_no_indexed_job_asks_nobody(kubernetes, missing):
 
 def test_pods_of_a_job_are_found(kubernetes):
     kubernetes(Pods(3))
-    found = find_kubernetes(POD)
-    assert found is not None
-    assert (found.launcher, found.process_id, found.num_processes) == ("Kubernetes", 1, 3)
-    assert found.address == "job-0.jaxpods:55527"
+    member = find_kubernetes(POD)
+    assert member is not None
+    assert (member.launcher, member.process_id, member.num_processes) == ("Kubernetes", 1, 3)
+    assert member.address == "job-0.jaxpods:55527"
 
 
 @pytest.mark.parametrize("count", [1, None])
 def test_single_pod_is_alone_and_looks_nobody_up(kubernetes, count):
     pods = Pods(count)
     kubernetes(pods)
-    found = find_kubernetes(POD)
-    assert found is not None
-    assert found.is_alone
+    member = find_kubernetes(POD)
+    assert member is not None
+    assert member.is_alone
     assert pods.asked == []
 
 
@@ -74,10 +74,10 @@ def test_failure_to_ask_keeps_its_error_and_says_what_would_do_without(kubernete
 
 def test_pod_that_cannot_ask_is_alone_and_says_so(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = find_kubernetes(POD)
-    assert found is not None
-    assert found.is_alone
-    assert re.match("this pod is number 1 of an indexed Job, and without the package", found.note)
+    member = find_kubernetes(POD)
+    assert member is not None
+    assert member.is_alone
+    assert re.match("this pod is number 1 of an indexed Job, and without the package", member.note)
 
 
 @pytest.mark.parametrize("libtpu", [None, object()])
@@ -92,9 +92,9 @@ def test_machines_of_a_slice_are_found_where_there_is_a_tpu(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr("jax._src.cloud_tpu_init.running_in_cloud_tpu_vm", True)
     monkeypatch.setattr("jax._src.clusters.GkeTpuCluster", Pods(4, "t1k-0:8482"))
-    found = find_cloud_tpu({})
-    assert found is not None
-    assert (found.launcher, found.num_processes, found.address) == ("Cloud TPU", 4, "t1k-0:8482")
+    member = find_cloud_tpu({})
+    assert member is not None
+    assert (member.launcher, member.num_processes, member.address) == ("Cloud TPU", 4, "t1k-0:8482")
 
 
 def test_jaxs_clusters_offer_what_is_asked_of_them():

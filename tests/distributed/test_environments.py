@@ -76,15 +76,15 @@ DSTACK = {
 }
 
 
-def find(environ, **given):
-    return detect(environ, given)
+def find(environ, **options):
+    return detect(environ, options)
 
 
-def summary(environ, **given):
+def summary(environ, **options):
     """Return what was found: launcher, place, number, address, place on the machine."""
-    found = find(environ, **given)
-    place = (found.process_id, found.num_processes)
-    return (found.launcher, *place, found.address, found.local_rank)
+    membership = find(environ, **options)
+    place = (membership.process_id, membership.num_processes)
+    return (membership.launcher, *place, membership.address, membership.local_rank)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_processes_of_one_machine_need_no_name_of_it(environ, changes):
     ],
 )
 def test_one_process_is_alone_without_a_word(environ):
-    found = find(environ)
-    assert found.is_alone
-    assert found.note == ""
+    membership = find(environ)
+    assert membership.is_alone
+    assert membership.note == ""
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_one_process_is_alone_without_a_word(environ):
     ],
 )
 def test_batch_script_is_alone_and_told_of_srun(environ):
-    found = find(environ)
-    assert found.is_alone
-    assert found.note == (
+    membership = find(environ)
+    assert membership.is_alone
+    assert membership.note == (
         "this Slurm job has 3 tasks, and its batch script has started one process: it goes on "
         "alone. `srun python train.py` in the script starts one a task."
     )
@@ -202,8 +202,8 @@ def test_innermost_launcher_wins(environ, launcher):
 
 def test_cloud_tpu_comes_before_skypilot_and_kubernetes_last(monkeypatch):
     def ask(name, launcher):
-        found = launcher and Membership(launcher=launcher, host="t", port=1, num_processes=2)
-        monkeypatch.setattr(environments, name, lambda environ: found)
+        membership = launcher and Membership(launcher=launcher, host="t", port=1, num_processes=2)
+        monkeypatch.setattr(environments, name, lambda environ: membership)
 
     ask("find_cloud_tpu", "Cloud TPU")
     ask("find_kubernetes", "Kubernetes")

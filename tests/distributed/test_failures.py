@@ -142,14 +142,14 @@ def test_checkpoint_that_is_being_written_when_one_fails_is_finished(how, who, r
     folder = tmp_path / "run"
     words = f"how, who, folder = {how!r}, {who}, {str(folder)!r}\n"
     _, out, err = run(words + SAVING)
-    said = "\n".join(err)
-    assert [path.name for path in folder.glob("[0-9]*")] == ["5"], out + said
-    assert "NOT SAVED" not in said
+    text = "\n".join(err)
+    assert [path.name for path in folder.glob("[0-9]*")] == ["5"], out + text
+    assert "NOT SAVED" not in text
     assert err[-1] == f"penstock launch: process {who} {ENDS[how]}"
     # The error has one traceback, where it was raised; the other process has a line.
-    assert "Gloo all-reduce failed" not in said
-    assert said.count("Traceback") == (how in ("raise", "Ctrl-C"))
-    assert said.count(f"[{1 - who}] penstock: process {who} ") == 1
+    assert "Gloo all-reduce failed" not in text
+    assert text.count("Traceback") == (how in ("raise", "Ctrl-C"))
+    assert text.count(f"[{1 - who}] penstock: process {who} ") == 1
 
 
 @pytest.mark.slow
@@ -207,15 +207,15 @@ def test_run_goes_on_with_other_numbers_of_processes(tmp_path):
     launch = failures.LAUNCHERS["launch"]
     assert train(launch, "SIGKILL", parts)[0] is None
     (parts / "fault").unlink()
-    alone, said = train([sys.executable], "SIGKILL of process 0", parts)
+    alone, output = train([sys.executable], "SIGKILL of process 0", parts)
     assert alone is None
-    assert "resuming from" in said
+    assert "resuming from" in output
     three = [word if word != "2" else "3" for word in launch]
-    got, said = train(three, "none", parts)
-    assert "resuming from" in said
+    got, output = train(three, "none", parts)
+    assert "resuming from" in output
     assert got["step"] == expected["step"]
     # The epoch that it goes on with too: all of it counts, and not what is left.
-    assert set(said.partition("EPOCHS ")[2].splitlines()[0].split()) == {"84"}
+    assert set(output.partition("EPOCHS ")[2].splitlines()[0].split()) == {"84"}
     for name, value in expected["params"].items():
         np.testing.assert_allclose(got["params"][name], value, rtol=1e-5, atol=1e-6)
 
@@ -255,23 +255,23 @@ def test_every_stock_handler_does_on_two_processes_what_it_does_on_one(tmp_path,
         np.testing.assert_allclose(two["parameters"][name], value, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-4)
     # The same files, written once, and each line printed once.
-    files = [{path.name for path in (tmp_path / each).iterdir()} for each in "12"]
+    files = [{path.name for path in (tmp_path / number).iterdir()} for number in "12"]
     assert files[0] == files[1]
-    rows = [(tmp_path / each / "log.csv").read_text().splitlines() for each in "12"]
-    kinds = [[line.split(",")[:4] for line in each] for each in rows]
+    rows = [(tmp_path / number / "log.csv").read_text().splitlines() for number in "12"]
+    kinds = [[line.split(",")[:4] for line in log] for log in rows]
     assert kinds[0] == kinds[1]
     norms = [
-        [row["gradient_norm"] for row in csv.DictReader(each) if row["gradient_norm"]]
-        for each in rows
+        [row["gradient_norm"] for row in csv.DictReader(log) if row["gradient_norm"]]
+        for log in rows
     ]
-    np.testing.assert_allclose(*[np.array(each, float) for each in norms], rtol=1e-4)
+    np.testing.assert_allclose(*[np.array(column, float) for column in norms], rtol=1e-4)
     assert len(norms[0]) == 5
     assert outputs[1].count("training stops") == outputs[0].count("training stops") == 1
     assert outputs[1].count("non-trainable") == 1
-    pages = [HtmlPage(tmp_path / each / "report.html") for each in "12"]
+    pages = [HtmlPage(tmp_path / number / "report.html") for number in "12"]
     assert "in 2 processes" in pages[1].said
-    found = [[section["id"] for section in page.all("section")] for page in pages]
-    assert found[0] == found[1]
+    ids = [[section["id"] for section in page.all("section")] for page in pages]
+    assert ids[0] == ids[1]
     interval = r"[\d.]+% to [\d.]+% with 95 % confidence"
     figures = rf"[\d.]+% accuracy {interval} [\d.]+ cross entropy 90 images [\d.]+% calibration"
     shown = [re.search(figures, page.said) for page in pages]

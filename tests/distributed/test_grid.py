@@ -19,26 +19,26 @@ def alone():
 
 def assert_same_training(processes, alone):
     """Raise unless each process has the numbers of the one, and all of its rows together."""
-    for each in processes:
-        assert each["counts"] == alone["counts"] == [48, 48, 14] * 3
-        np.testing.assert_allclose(each["epochs"], alone["epochs"], rtol=1e-5)
-        np.testing.assert_allclose(each["test"], alone["test"], rtol=1e-5)
-        assert each["parameters"].keys() == alone["parameters"].keys()
+    for process in processes:
+        assert process["counts"] == alone["counts"] == [48, 48, 14] * 3
+        np.testing.assert_allclose(process["epochs"], alone["epochs"], rtol=1e-5)
+        np.testing.assert_allclose(process["test"], alone["test"], rtol=1e-5)
+        assert process["parameters"].keys() == alone["parameters"].keys()
         for name, value in alone["parameters"].items():
-            np.testing.assert_allclose(each["parameters"][name], value, rtol=1e-5, atol=1e-6)
-    rows = np.sum([each["rows"] for each in processes], axis=0)
+            np.testing.assert_allclose(process["parameters"][name], value, rtol=1e-5, atol=1e-6)
+    rows = np.sum([process["rows"] for process in processes], axis=0)
     assert rows.tolist() == alone["rows"] == alone["counts"]
 
 
 def test_two_processes_with_two_devices_join_once_and_train_as_one_with_one(alone):
     processes = run_group(2, 2, "tests.distributed.grid_run", "join", "norm")
-    check_joined([each["joined"] for each in processes])
+    check_joined([process["joined"] for process in processes])
     joined = (
         "penstock: joined 2 processes through JAX_COORDINATOR_ADDRESS (process 0 of 2 on "
         f"{socket.gethostname()}, coordinator 127.0.0.1:"
     )
-    assert [each["said"].count(joined) for each in processes] == [1, 0]
-    assert_same_training([each["norm"] for each in processes], alone("norm"))
+    assert [process["said"].count(joined) for process in processes] == [1, 0]
+    assert_same_training([process["norm"] for process in processes], alone("norm"))
 
 
 # Each number of processes and of devices; of 48 examples nine devices get unlike parts, and of the
@@ -53,4 +53,4 @@ def test_any_processes_and_devices_train_as_one_process_with_one_device(
     module, networks = "tests.distributed.grid_run", list(grid_run.NORMS)
     processes = run_group(num_processes, num_devices, module, *networks)
     for network in networks:
-        assert_same_training([each[network] for each in processes], alone(network))
+        assert_same_training([process[network] for process in processes], alone(network))

@@ -21,7 +21,7 @@ def can_be_told(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("environ", "expected"),
     [
         ({}, TUNABLE),
         ({"GLIBC_TUNABLES": "glibc.malloc.check=1"}, f"glibc.malloc.check=1:{TUNABLE}"),
@@ -30,9 +30,9 @@ def can_be_told(monkeypatch, tmp_path):
     ],
 )
 def test_c_library_is_told_unless_the_environment_says_something_of_it(
-    given, expected, can_be_told
+    environ, expected, can_be_told
 ):
-    assert huge_pages.find_variables(given).get("GLIBC_TUNABLES") == expected
+    assert huge_pages.find_variables(environ).get("GLIBC_TUNABLES") == expected
 
 
 @pytest.mark.parametrize("text", ["[always] madvise never\n", "always madvise [never]\n", None])

@@ -228,7 +228,7 @@ def test_ctrl_c_while_a_process_waits_at_its_end_ends_it():
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "said"),
+    ("last", "code", "output"),
     [
         ("sys.exit(3)", 3, b"called sys.exit(3)"),
         ("sys.exit()", 0, b""),
@@ -238,7 +238,7 @@ def test_ctrl_c_while_a_process_waits_at_its_end_ends_it():
         ("print(os.waitstatus_to_exitcode(os.wait()[1]) if os.fork() else sys.exit(3))", 0, b"3"),
     ],
 )
-def test_what_ends_a_script_is_known_at_its_exit(last, code, said):
+def test_what_ends_a_script_is_known_at_its_exit(last, code, output):
     script = f"""
 import os, sys, threading
 from penstock.distributed import exits
@@ -246,4 +246,4 @@ exits.install(lambda error: error and print(exits.describe_error(error)))
 {last}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True)
-    assert (done.returncode, done.stdout.strip()) == (code, said)
+    assert (done.returncode, done.stdout.strip()) == (code, output)

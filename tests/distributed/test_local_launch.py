@@ -24,23 +24,23 @@ def test_processes_find_each_other_by_their_environment(run, monkeypatch):
         "print(json.dumps(dict(os.environ)), sys.argv[1:])", 3, hang_secs=300, heartbeat_secs=12.5
     )
     assert (status, err) == (0, [])
-    found = {}
+    environs = {}
     for line in out.splitlines():
         number, _, text = line.partition(" ")
-        found[number] = json.loads(text.removesuffix(" []"))
-    assert sorted(found) == ["[0]", "[1]", "[2]"]
-    addresses = {each["JAX_COORDINATOR_ADDRESS"] for each in found.values()}
+        environs[number] = json.loads(text.removesuffix(" []"))
+    assert sorted(environs) == ["[0]", "[1]", "[2]"]
+    addresses = {environ["JAX_COORDINATOR_ADDRESS"] for environ in environs.values()}
     assert len(addresses) == 1
     assert addresses.pop().startswith("127.0.0.1:")
     for rank in range(3):
-        each = found[f"[{rank}]"]
-        assert each["JAX_PROCESS_ID"] == each["PENSTOCK_LOCAL_RANK"] == str(rank)
-        assert (each["JAX_NUM_PROCESSES"], each["PENSTOCK_RESTARTS"]) == ("3", "0")
-        assert float(each["PENSTOCK_HANG_SECS"]) == 300
-        assert float(each["PENSTOCK_HEARTBEAT_SECS"]) == 12.5
-        assert each["PYTHONUNBUFFERED"] == "1"
-        assert each["JAX_PLATFORMS"] == os.environ["JAX_PLATFORMS"]
-        assert 1 <= int(each["OMP_NUM_THREADS"]) <= max(1, (os.cpu_count() or 1) // 3)
+        environ = environs[f"[{rank}]"]
+        assert environ["JAX_PROCESS_ID"] == environ["PENSTOCK_LOCAL_RANK"] == str(rank)
+        assert (environ["JAX_NUM_PROCESSES"], environ["PENSTOCK_RESTARTS"]) == ("3", "0")
+        assert float(environ["PENSTOCK_HANG_SECS"]) == 300
+        assert float(environ["PENSTOCK_HEARTBEAT_SECS"]) == 12.5
+        assert environ["PYTHONUNBUFFERED"] == "1"
+        assert environ["JAX_PLATFORMS"] == os.environ["JAX_PLATFORMS"]
+        assert 1 <= int(environ["OMP_NUM_THREADS"]) <= max(1, (os.cpu_count() or 1) // 3)
 
 
 def test_lines_of_processes_that_write_at_once_stay_whole(run):

@@ -40,18 +40,18 @@ def pod_template(document: dict[str, Any]) -> dict[str, Any]:
     return job["template"]["spec"]
 
 
-def find_unknown(given: Any, known: Any, where: str = "") -> list[str]:
+def find_unknown(document: Any, reading: Any, where: str = "") -> list[str]:
     """Return the places in a document that a schema's reading of it has not, or otherwise."""
-    if isinstance(given, dict) and isinstance(known, dict):
+    if isinstance(document, dict) and isinstance(reading, dict):
         return [
             line
-            for key, value in given.items()
-            for line in find_unknown(value, known.get(key), f"{where}.{key}")
+            for key, value in document.items()
+            for line in find_unknown(value, reading.get(key), f"{where}.{key}")
         ]
-    if isinstance(given, list) and isinstance(known, list) and len(given) == len(known):
-        pairs = enumerate(zip(given, known, strict=True))
+    if isinstance(document, list) and isinstance(reading, list) and len(document) == len(reading):
+        pairs = enumerate(zip(document, reading, strict=True))
         return [line for n, (a, b) in pairs for line in find_unknown(a, b, f"{where}[{n}]")]
-    return [] if given == known else [f"{where}: got {given!r}, the schema has {known!r}"]
+    return [] if document == reading else [f"{where}: got {document!r}, the schema has {reading!r}"]
 
 
 def read_by_schema(document: dict[str, Any]) -> Any:
@@ -84,12 +84,12 @@ def commands() -> Iterator[Any]:
     for path in MANIFESTS:
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             if document["kind"] == "TrainJob":
-                found = [document["spec"]["trainer"]]
+                containers = [document["spec"]["trainer"]]
             else:
-                found = pod_template(document)["template"]["spec"]["containers"]
-            for each in found:
-                if "command" in each:
-                    yield pytest.param(each["command"] + each["args"], id=path.stem)
+                containers = pod_template(document)["template"]["spec"]["containers"]
+            for container in containers:
+                if "command" in container:
+                    yield pytest.param(container["command"] + container["args"], id=path.stem)
     task = yaml.safe_load((DEPLOY / "skypilot.yaml").read_text(encoding="utf-8"))
     yield pytest.param(split_words(task["run"]), id="skypilot")
     script = (DEPLOY / "slurm.sbatch").read_text(encoding="utf-8")
@@ -132,11 +132,11 @@ def test_pods_have_the_secret_of_the_run_where_there_is_one(document):
 def test_batch_script_hands_all_processes_a_secret():
     script = (DEPLOY / "slurm.sbatch").read_text(encoding="utf-8")
     (line,) = re.findall(r"^export PENSTOCK_SECRET=.*$", script, re.MULTILINE)
-    for given in ({}, {"PENSTOCK_SECRET": "own"}):
+    for variables in ({}, {"PENSTOCK_SECRET": "own"}):
         words = ["bash", "-c", f'{line}; printf "%s" "$PENSTOCK_SECRET"']
-        environ = {"PATH": os.environ["PATH"], **given}
+        environ = {"PATH": os.environ["PATH"], **variables}
         made = subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
-        assert re.fullmatch(given.get("PENSTOCK_SECRET", "[0-9a-f]{32}"), made)
+        assert re.fullmatch(variables.get("PENSTOCK_SECRET", "[0-9a-f]{32}"), made)
 
 
 def test_batch_script_starts_again_what_penstock_wants_started_again():
@@ -152,8 +152,8 @@ def test_process_of_a_job_set_finds_its_place():
     (job_set,) = yaml.safe_load_all((DEPLOY / "kubernetes" / "jobset_gpu.yaml").read_text())
     job = pod_template(job_set)
     (container,) = job["template"]["spec"]["containers"]
-    values = {each["name"]: each.get("value") for each in container["env"]}
-    (name,) = {each["name"] for each in job_set["spec"]["replicatedJobs"]}
+    values = {variable["name"]: variable.get("value") for variable in container["env"]}
+    (name,) = {replicated["name"] for replicated in job_set["spec"]["replicatedJobs"]}
     own = job_set["metadata"]["name"]
     port = container["ports"][0]["containerPort"]
     assert values["JAX_COORDINATOR_ADDRESS"] == f"{own}-{name}-0-0.{own}:{port}"

@@ -7,22 +7,22 @@ import pytest
 from penstock.distributed.meeting_rules import Meetings
 
 
-def take(meetings, index, said):
+def take(meetings, index, message):
     """Return what follows, as `[(process, message)]`."""
-    return [(to, reply) for tos, reply in meetings.take(index, said) for to in tos]
+    return [(to, reply) for tos, reply in meetings.take(index, message) for to in tos]
 
 
-def tell(meetings, index, kind, **said):
+def tell(meetings, index, kind, **fields):
     """Return what follows, as `{process: kind, or what an answer says}`."""
-    replies = take(meetings, index, {"kind": kind, **said})
+    replies = take(meetings, index, {"kind": kind, **fields})
     return {to: read(reply) for to, reply in replies}
 
 
 def read(reply):
-    said = {key: value for key, value in reply.items() if key not in ("kind", "others")}
+    answer = {key: value for key, value in reply.items() if key not in ("kind", "others")}
     if reply.get("others"):
-        said["others"] = reply["others"]
-    return said if reply["kind"] == "answer" else reply["kind"]
+        answer["others"] = reply["others"]
+    return answer if reply["kind"] == "answer" else reply["kind"]
 
 
 def to_all(count, value):
@@ -30,8 +30,8 @@ def to_all(count, value):
 
 
 def exchange(meetings, index, name="a", text="null", position=0, way="all"):
-    said = {"name": name, "way": way, "text": text, "position": position}
-    return tell(meetings, index, "exchange", **said)
+    fields = {"name": name, "way": way, "text": text, "position": position}
+    return tell(meetings, index, "exchange", **fields)
 
 
 def test_value_that_most_have_is_told_once_with_each_other_one_and_who_has_it():
@@ -50,9 +50,9 @@ def test_process_that_leaves_an_exchange_is_waited_for_in_the_next():
     assert exchange(meetings, 0, "b") == to_all(2, {})
 
 
-def find_failure(meetings, index, kind, **said):
+def find_failure(meetings, index, kind, **fields):
     [reply] = {
-        repr(reply): reply for _, reply in take(meetings, index, {"kind": kind, **said})
+        repr(reply): reply for _, reply in take(meetings, index, {"kind": kind, **fields})
     }.values()
     assert reply["kind"] == "failure"
     return f"{reply['what']}. {reply.get('advice', '')}"
@@ -61,24 +61,24 @@ def find_failure(meetings, index, kind, **said):
 def test_processes_in_different_calls_are_told_both():
     meetings = Meetings(2)
     exchange(meetings, 0, "trainer.test")
-    said = find_failure(meetings, 1, "exchange", name="trainer.train", way="all", text="1")
-    assert "process 0 is in trainer.test, but process 1 is in trainer.train" in said
-    assert "Call trainer.test on every process" in said
+    failure = find_failure(meetings, 1, "exchange", name="trainer.train", way="all", text="1")
+    assert "process 0 is in trainer.test, but process 1 is in trainer.train" in failure
+    assert "Call trainer.test on every process" in failure
 
 
 def test_call_that_another_went_past_fails_as_soon_as_that_is_known():
     meetings = Meetings(2)
     assert exchange(meetings, 0, "trainer.test", position=7) == {}
     assert tell(meetings, 1, "beat", position=7) == {}
-    said = find_failure(meetings, 1, "beat", position=8)
-    assert "process 0 is in trainer.test, but process 1 went on without it" in said
+    failure = find_failure(meetings, 1, "beat", position=8)
+    assert "process 0 is in trainer.test, but process 1 went on without it" in failure
 
 
 def test_call_that_another_will_not_make_any_more_fails():
     meetings = Meetings(3)
     assert exchange(meetings, 0, "trainer.test") == {}
-    said = find_failure(meetings, 2, "ended", what="")
-    assert "process 2 has ended its script" in said
+    failure = find_failure(meetings, 2, "ended", what="")
+    assert "process 2 has ended its script" in failure
     meetings = Meetings(3)
     exchange(meetings, 0, "trainer.test")
     assert "failed with OSError: x" in find_failure(
@@ -132,14 +132,14 @@ def test_all_come_to_a_stand_at_one_position_however_they_run(seed):
             to, reply = inbox.pop(0)
             loops[to].hear(reply["kind"], reply.get("position"))
         loop = chosen.choice(loops)
-        least = min(each.position for each in loops)
+        least = min(process.position for process in loops)
         # Nobody runs further ahead than launches that are in flight.
         if loop.is_waiting or loop.met_at is not None or loop.position - least >= most_ahead:
             continue
         inbox += take(meetings, loop.index, loop.move())
-        if all(each.met_at is not None for each in loops):
+        if all(process.met_at is not None for process in loops):
             break
-    assert len({each.met_at for each in loops}) == 1
+    assert len({process.met_at for process in loops}) == 1
     assert loops[0].met_at is not None
 
 

@@ -65,7 +65,7 @@ def test_launch_without_a_program_is_refused(words):
 
 
 @pytest.mark.parametrize(
-    ("found", "options", "platform"),
+    ("resources", "options", "platform"),
     [
         ({"CPU": 8.0}, {}, "cpu"),
         ({"CPU": 8.0, "GPU": 2.0}, {}, "gpu"),
@@ -76,11 +76,11 @@ def test_launch_without_a_program_is_refused(words):
     ],
 )
 def test_platform_is_what_is_asked_for_or_what_the_cluster_has(
-    monkeypatch, found, options, platform
+    monkeypatch, resources, options, platform
 ):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     options = {"use_gpu": None, "use_tpu": None, **options}
-    assert ray_runs._choose_platform(found, **options) == platform
+    assert ray_runs._choose_platform(resources, **options) == platform
 
 
 def test_platform_is_the_cpu_where_jax_is_told_so(monkeypatch):
@@ -124,7 +124,7 @@ def test_handler_of_sigterm_that_is_not_pythons_is_no_error_at_the_end(monkeypat
 
 def test_node_without_a_slice_names_no_topology():
     labels = [{"ray.io/tpu-topology": "4x4"}, {"ray.io/tpu-topology": ""}, {}]
-    nodes = [{"Alive": True, "Labels": each} for each in labels]
+    nodes = [{"Alive": True, "Labels": label} for label in labels]
     ray = SimpleNamespace(nodes=lambda: nodes, cluster_resources=lambda: {"TPU": 4})
     assert ray_runs._find_slice(ray) == {"topology": "4x4"}
 
@@ -173,9 +173,9 @@ def test_script_and_module_run_as_python_runs_them(tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit) as raised:
         run_words([*words, "--flag", "x y"])
     assert raised.value.code == 7
-    said = capsys.readouterr().out
-    assert said.startswith('["__main__", [')
-    assert said.rstrip().endswith('shown.py", "--flag", "x y"]]')
+    output = capsys.readouterr().out
+    assert output.startswith('["__main__", [')
+    assert output.rstrip().endswith('shown.py", "--flag", "x y"]]')
 
 
 @pytest.mark.usefixtures("own_words")

@@ -88,9 +88,9 @@ def call(port, text):
 
 
 def hello(secret="", **changes):
-    said = {"protocol": "penstock 1", "process_id": 1, "num_processes": 2, "run": ""} | changes
-    said = {"proof": prove(secret, rendezvous._describe_place(said))} | said
-    return json.dumps(said).encode() + b"\n"
+    message = {"protocol": "penstock 1", "process_id": 1, "num_processes": 2, "run": ""} | changes
+    message = {"proof": prove(secret, rendezvous._describe_place(message))} | message
+    return json.dumps(message).encode() + b"\n"
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
@@ -185,10 +185,10 @@ def test_words_of_a_stranger_are_shown_as_they_are_and_cut(threads, listening, c
     call(port, hello(process_id="\n\n"))
     meet(member(port, 1))
     first.result()
-    said = "".join(caplog.messages)
-    assert said.isprintable()
-    assert r"on \x1b[2J\nERRORyyy" in said
-    assert len(said) < 700
+    text = "".join(caplog.messages)
+    assert text.isprintable()
+    assert r"on \x1b[2J\nERRORyyy" in text
+    assert len(text) < 700
 
 
 def test_refusal_names_both_sides(threads, listening, over_when_one_is_heard):
@@ -259,15 +259,15 @@ def test_caller_that_has_gone_before_it_is_heard_ends_nothing():
         callers.close()
 
 
-@pytest.mark.parametrize("said", [b"\0\0\x12\x04", b"{" + bytes(1 << 17)], ids=["short", "long"])
-def test_something_else_at_the_address_is_said(said, threads, clock, monkeypatch):
+@pytest.mark.parametrize("data", [b"\0\0\x12\x04", b"{" + bytes(1 << 17)], ids=["short", "long"])
+def test_something_else_at_the_address_is_said(data, threads, clock, monkeypatch):
     monkeypatch.setattr(rendezvous, "_STRANGER_SECS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         waiting = threads.submit(meet, member(port, 1))
         # As JAX's service does: it speaks first, and not as we do.
         with other.accept()[0] as line:
-            line.sendall(said)
+            line.sendall(data)
             expected = r"within 0\.\d s \(something else answers there, perhaps a run"
             with pytest.raises(TimeoutError, match=expected):
                 waiting.result()

@@ -17,11 +17,11 @@ MODULE = "tests.distributed.split_run"
 def test_two_processes_split_the_state_and_others_go_on_with_it(tmp_path):
     alone = run_group(1, 1, MODULE, tmp_path / "alone", "whole", 2)[0]
     first, second = run_group(2, 2, MODULE, tmp_path / "two", "full", 2)
-    for each in (first, second):
-        np.testing.assert_allclose(each["losses"], alone["losses"], rtol=1e-5)
-        np.testing.assert_allclose(each["test"], alone["test"], rtol=1e-5)
-        np.testing.assert_allclose(each["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
-        assert each["digest"] == first["digest"]
+    for result in (first, second):
+        np.testing.assert_allclose(result["losses"], alone["losses"], rtol=1e-5)
+        np.testing.assert_allclose(result["test"], alone["test"], rtol=1e-5)
+        np.testing.assert_allclose(result["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
+        assert result["digest"] == first["digest"]
     assert first["bytes"] < 0.3 * alone["bytes"]
     store = Store(ps.CheckpointConfig(directory=str(tmp_path / "two" / "steps")))
     names = {path.name for path in (store.directory / "10").iterdir()}
@@ -40,9 +40,9 @@ def test_two_processes_split_the_state_and_others_go_on_with_it(tmp_path):
 def test_what_processes_cannot_share_is_refused_and_nan_of_one_is_no_hang(tmp_path):
     results = run_group(2, 1, MODULE, tmp_path, "refuse", 1)
     # Where a nan may be of an id outside its table, all gather the parameters to look.
-    assert [each["num_nan"] for each in results] == [[0], [48]]
-    for each in results:
-        parameters, seeds, mesh = each["refused"]
+    assert [result["num_nan"] for result in results] == [[0], [48]]
+    for result in results:
+        parameters, seeds, mesh = result["refused"]
         assert parameters.startswith("the processes got different parameters to set, expected the")
         assert "process 1 has in its split state 'seed' 1, process 0 0" in seeds
         assert "in which process 1 has no part of the axis 'data' of its own, expected" in mesh
@@ -50,17 +50,17 @@ def test_what_processes_cannot_share_is_refused_and_nan_of_one_is_no_hang(tmp_pa
 
 @pytest.mark.slow
 def test_split_parameter_that_one_process_reads_alone_is_no_hang(tmp_path):
-    for code, _, said in finish(start_group(2, 1, MODULE, tmp_path, "read", 1)):
+    for code, _, err in finish(start_group(2, 1, MODULE, tmp_path, "read", 1)):
         assert code == 1
-        assert "process 1 is in reading parameters" in said
+        assert "process 1 is in reading parameters" in err
 
 
 @pytest.mark.slow
 def test_whole_state_goes_on_split_over_two_processes(tmp_path):
     alone = run_group(1, 1, MODULE, tmp_path, "whole", 1)[0]
     both = run_group(2, 2, MODULE, tmp_path, "full", 2)
-    assert [each["begun"] for each in both] == [5, 5]
-    assert {each["resumed"] for each in both} == {alone["digest"]}
+    assert [result["begun"] for result in both] == [5, 5]
+    assert {result["resumed"] for result in both} == {alone["digest"]}
 
 
 @pytest.mark.slow
@@ -98,5 +98,5 @@ def test_kills_of_two_processes_leave_the_bits_of_a_run_without(tmp_path):
             store.read(step)
             num_begun.add(step)
     last = run_group(2, 2, MODULE, folder, "full", 40)
-    assert {each["digest"] for each in last} == {expected}
+    assert {result["digest"] for result in last} == {expected}
     assert len(num_begun) > 4

@@ -178,13 +178,13 @@ def test_run_of_several_machines_without_a_secret_is_warned(
     assert caplog.messages == [text] * is_warned
 
 
-def check_joined(found):
+def check_joined(processes):
     """Check what two processes have that were joined."""
-    first, second = found
-    assert [one["total"] for one in found] == [3.0, 3.0]
-    assert [one["count"] for one in found] == [2, 2]
+    first, second = processes
+    assert [one["total"] for one in processes] == [3.0, 3.0]
+    assert [one["count"] for one in processes] == [2, 2]
     whole = [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
-    for one in found:
+    for one in processes:
         # Made before they were joined, or told to read all.
         assert one["before"] == one["all"] == whole
         assert one["generated"] == [[0, 1, 2, 3]]
@@ -202,10 +202,10 @@ def check_joined(found):
 def test_two_processes_of_torchruns_variables_are_joined_at_another_port():
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):  # torch's own store
-        found = results([start("workers", torch_variables(port, place)) for place in range(2)])
-    check_joined(found)
-    assert "joined 2 processes through torchrun (process 0 of 2 on " in found[0]["said"]
-    assert f"coordinator 127.0.0.1:{61440 + port % 4096}, restart 1)" in found[0]["said"]
+        processes = results([start("workers", torch_variables(port, place)) for place in range(2)])
+    check_joined(processes)
+    assert "joined 2 processes through torchrun (process 0 of 2 on " in processes[0]["said"]
+    assert f"coordinator 127.0.0.1:{61440 + port % 4096}, restart 1)" in processes[0]["said"]
 
 
 @pytest.mark.slow
@@ -215,9 +215,9 @@ def test_processes_that_jax_has_joined_are_adopted():
         {"OWN_ADDRESS": f"127.0.0.1:{port}", "OWN_COUNT": "2", "OWN_PLACE": str(place)}
         for place in range(2)
     ]
-    found = results([start("adopt", each) for each in variables])
-    check_joined(found)
-    assert found[0]["said"].count("joined 2 processes through jax.distributed (process 0") == 1
+    processes = results([start("adopt", environ) for environ in variables])
+    check_joined(processes)
+    assert processes[0]["said"].count("joined 2 processes through jax.distributed (process 0") == 1
 
 
 @pytest.mark.slow
@@ -240,9 +240,9 @@ def test_process_that_never_comes_is_an_error_of_the_others_and_no_abort():
             start("plain", jax_variables(port, 2, 3) | long),
         ]
     )
-    for status, _, said in ended:
+    for status, _, err in ended:
         assert status == 1
-        assert "got 2 of 3 processes within 12 s, expected all of them. Process 1 has not " in said
+        assert "got 2 of 3 processes within 12 s, expected all of them. Process 1 has not " in err
 
 
 @pytest.mark.slow
@@ -259,8 +259,8 @@ def test_process_0_that_is_killed_while_it_waits_may_be_started_again():
     waiting[0].kill()
     waiting[0].communicate()
     again = [start("plain", jax_variables(port, place, 3)) for place in (0, 2)]
-    found = results([waiting[1], *again])
-    assert [one["total"] for one in found] == [6.0] * 3
+    processes = results([waiting[1], *again])
+    assert [one["total"] for one in processes] == [6.0] * 3
 
 
 def make_file(tmp_path, text="from a file\n", mode=0o600):
