@@ -48,11 +48,11 @@ class Doubler:
 
     def prepare(self, examples: Sequence[bytes | str]) -> dict[str, np.ndarray]:
         kind = bytes if self.inputs[0].kind == "image" else str
-        assert all(isinstance(each, kind) for each in examples)
-        if any(len(each) != 3 for each in examples):
+        assert all(isinstance(example, kind) for example in examples)
+        if any(len(example) != 3 for example in examples):
             raise FeedError("x got an example of another length, expected 3.")
-        encoded = [each if isinstance(each, bytes) else each.encode() for each in examples]
-        return {"x": np.array([[*each[:3]] for each in encoded], np.float32)}
+        encoded = [value if isinstance(value, bytes) else value.encode() for value in examples]
+        return {"x": np.array([[*row[:3]] for row in encoded], np.float32)}
 
 
 class Answer(NamedTuple):

@@ -51,7 +51,7 @@ def list_places(value: Any, path: tuple = ()) -> list[tuple]:
     if isinstance(value, list):
         value = dict(enumerate(value))
     inner = value.items() if isinstance(value, dict) else ()
-    return [path, *(place for key, each in inner for place in list_places(each, (*path, key)))]
+    return [path, *(place for key, item in inner for place in list_places(item, (*path, key)))]
 
 
 def put(value: Any, path: tuple, other: Any) -> Any:
@@ -100,7 +100,7 @@ def make_app() -> serving.App:
 
 
 def sum_words(sequences):
-    return np.array([each.sum(axis=0) for each in sequences], np.float32)
+    return np.array([sequence.sum(axis=0) for sequence in sequences], np.float32)
 
 
 async def send_many(app: serving.App, count: int, seed: int) -> dict[int, int]:

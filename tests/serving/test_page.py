@@ -54,4 +54,4 @@ def test_page_asks_the_models_and_shows_what_they_answer():
     assert "JSON" in seen["array [1"][-1]
     assert "expected 3 of FP32 for [1, 3]" in seen["array [1]"][-1]
     # The browser has refused nothing by the page's policy; that the last one was refused it logs.
-    assert [each for each in seen["complaints"] if "status of 400" not in each] == []
+    assert [line for line in seen["complaints"] if "status of 400" not in line] == []

@@ -34,7 +34,7 @@ def outputs(answer: Answer) -> dict[str, np.ndarray]:
     """Return the arrays of an answer, wherever in it they are."""
     assert answer.status == 200, answer
     length = int(answer.headers.get("inference-header-content-length", len(answer.body)))
-    head, rest, found = json.loads(answer.body[:length]), answer.body[length:], {}
+    head, rest, arrays = json.loads(answer.body[:length]), answer.body[length:], {}
     assert (head["model_name"], head["model_version"]) == ("doubler", "1")
     for output in head["outputs"]:
         assert output["datatype"] == "FP32"
@@ -43,9 +43,9 @@ def outputs(answer: Answer) -> dict[str, np.ndarray]:
         else:
             size = output["parameters"]["binary_data_size"]
             array, rest = np.frombuffer(rest[:size], np.float32), rest[size:]
-        found[output["name"]] = array.reshape(output["shape"])
+        arrays[output["name"]] = array.reshape(output["shape"])
     assert not rest
-    return found
+    return arrays
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
@@ -53,9 +53,9 @@ def test_numbers_of_json_are_answered_bit_for_bit(is_nested):
     body = tensor(X)
     if is_nested:
         body["data"] = X.tolist()
-    found = outputs(post({"inputs": [body]}))
-    assert found["y"].tobytes() == (2 * X).tobytes()
-    assert found["mean"].tobytes() == X.mean(axis=1).tobytes()
+    arrays = outputs(post({"inputs": [body]}))
+    assert arrays["y"].tobytes() == (2 * X).tobytes()
+    assert arrays["mean"].tobytes() == X.mean(axis=1).tobytes()
 
 
 def test_tensors_behind_the_json_are_answered_bit_for_bit():
@@ -82,8 +82,8 @@ def test_each_output_has_its_own_form_and_only_what_is_wanted_comes():
 @pytest.mark.parametrize("datatype", ["UINT8", "INT8", "UINT16", "INT16", "FP16"])
 def test_numbers_that_are_all_numbers_of_the_input_are_taken(datatype):
     x = np.array([[0, 7, 100]])
-    found = outputs(post({"inputs": [tensor(x, datatype)]}))
-    assert found["y"].tolist() == [[0, 14, 200]]
+    arrays = outputs(post({"inputs": [tensor(x, datatype)]}))
+    assert arrays["y"].tolist() == [[0, 14, 200]]
     dtype = {"FP16": "float16"}.get(datatype, datatype.lower())
     request = binary_request(("x", datatype, x.shape, x.astype(dtype).tobytes()))
     assert outputs(post(**request))["y"].tolist() == [[0, 14, 200]]
@@ -112,12 +112,12 @@ def test_examples_are_prepared_by_the_model(kind):
     model = Doubler(kind=kind)
     data = ["abc", "xyz"]
     if kind == "image":
-        data = [base64.b64encode(each.encode()).decode() for each in data]
+        data = [base64.b64encode(text.encode()).decode() for text in data]
     expected = [[2 * n for n in b"abc"], [2 * n for n in b"xyz"]]
-    for shape, form in (([2], data), ([2, 1], [[each] for each in data])):
+    for shape, form in (([2], data), ([2, 1], [[text] for text in data])):
         body = {"name": "x", "shape": shape, "datatype": "BYTES", "data": form}
         assert outputs(post({"inputs": [body]}, model=model))["y"].tolist() == expected
-    elements = b"".join(struct.pack("<I", 3) + each for each in (b"abc", b"xyz"))
+    elements = b"".join(struct.pack("<I", 3) + text for text in (b"abc", b"xyz"))
     request = binary_request(("x", "BYTES", [2], elements))
     assert outputs(post(**request, model=model))["y"].tolist() == expected
     refused = post(**binary_request(("x", "BYTES", [1], struct.pack("<I", 2) + b"ab")), model=model)
@@ -142,22 +142,22 @@ def test_numbers_that_json_has_not_are_null():
 
 
 def test_metadata_says_what_a_model_takes():
-    said = get("/v2/models/doubler").json
-    assert said["versions"] == ["1"]
+    metadata = get("/v2/models/doubler").json
+    assert metadata["versions"] == ["1"]
     about = {"kind": "array"}
-    assert said["inputs"] == [
+    assert metadata["inputs"] == [
         {"name": "x", "datatype": "FP32", "shape": [-1, 3], "parameters": about}
     ]
-    assert [each["shape"] for each in said["outputs"]] == [[-1, 3], [-1]]
-    assert said["parameters"] == {"max_batch_size": 8, "class_names": ["cat", "dog", "cow"]}
-    assert get("/v2/models/doubler/versions/1").json == said
+    assert [output["shape"] for output in metadata["outputs"]] == [[-1, 3], [-1]]
+    assert metadata["parameters"] == {"max_batch_size": 8, "class_names": ["cat", "dog", "cow"]}
+    assert get("/v2/models/doubler/versions/1").json == metadata
 
 
 def test_output_of_a_whole_batch_has_no_batch_axis_and_no_classes():
     model = Doubler()
     model.outputs = (make_field("largest", (), rows=0), make_field("sums", (3,), rows=0))
-    said = get("/v2/models/doubler", model=model).json
-    assert [each["shape"] for each in said["outputs"]] == [[], [3]]
+    metadata = get("/v2/models/doubler", model=model).json
+    assert [output["shape"] for output in metadata["outputs"]] == [[], [3]]
     wanted = [{"name": "sums", "parameters": {"classification": 1}}]
     for sums in (model.outputs[1], make_field("sums", (3,), kind="sequence")):
         model.outputs = (sums,)
@@ -200,14 +200,14 @@ def test_infinity_by_name_is_taken():
 
 
 def test_description_of_the_api_has_every_path_and_an_example_of_each_model():
-    said = get("/openapi.json").json
-    assert said["openapi"] == "3.1.0"
-    for path, operations in said["paths"].items():
+    description = get("/openapi.json").json
+    assert description["openapi"] == "3.1.0"
+    for path, operations in description["paths"].items():
         for method in operations:
             got = get(path.replace("{name}", "doubler").replace("{version}", "1"), method="PATCH")
             assert got.status == 405
             assert got.headers["allow"] == method.upper()
-    infer = said["paths"]["/v2/models/{name}/infer"]["post"]
+    infer = description["paths"]["/v2/models/{name}/infer"]["post"]
     examples = infer["requestBody"]["content"]["application/json"]["examples"]
     (example,) = examples["doubler"]["value"]["inputs"]
     assert (example["name"], example["shape"], example["datatype"]) == ("x", [1, 3], "FP32")

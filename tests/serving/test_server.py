@@ -151,7 +151,7 @@ async def test_two_batches_run_at_a_time():
     model.infer_columns = wait_for_another
     app = serving.App({"m": model}, limits=serving.Limits(batch_rows=1))
     answers = await asyncio.gather(*[ask(app, "POST", INFER, row(n, n, n)) for n in range(2)])
-    assert [each.status for each in answers] == [200, 200]
+    assert [answer.status for answer in answers] == [200, 200]
     await app.close()
 
 
@@ -162,7 +162,7 @@ async def test_only_the_request_at_fault_is_refused():
         text = json.dumps(row(7, 7, 7)).replace("7", "NaN", 1).encode()
         bad = server.send(text)
         await server.queued(4)
-    assert [each.result().status for each in good] == [200] * 3
+    assert [task.result().status for task in good] == [200] * 3
     assert (bad.result().status, bad.result().error) == (400, "x got nan, expected numbers.")
 
 
@@ -191,7 +191,7 @@ async def test_full_queue_is_said_at_once():
         refused = await ask(server.app, "POST", INFER, row(1, 2, 3))
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert "too many requests, expected fewer than 2 in the queue" in refused.error
-    assert [each.result().status for each in waiting] == [200, 200]
+    assert [task.result().status for task in waiting] == [200, 200]
 
 
 @run
@@ -225,10 +225,10 @@ async def test_bodies_are_limited_alone_and_together():
     limits = serving.Limits(body_bytes=1000, all_bodies_bytes=1500, batches=1)
     async with Blocked(limits=limits) as server:
         app = server.app
-        said = await ask(app, "POST", INFER, b"", content_length="1001")
-        assert said.status == 413
-        assert "connection" not in said.headers  # it would cut off one that is still sending
-        assert said.error == "the body got '1001 bytes', expected 1000 at most."
+        answer = await ask(app, "POST", INFER, b"", content_length="1001")
+        assert answer.status == 413
+        assert "connection" not in answer.headers  # it would cut off one that is still sending
+        assert answer.error == "the body got '1001 bytes', expected 1000 at most."
         assert (await ask(app, "POST", INFER, chunks=[b" " * 600] * 2)).status == 413
         full = json.dumps(row(1, 2, 3)).encode().ljust(900)
         waiting = server.send(full)
@@ -243,17 +243,17 @@ async def test_bodies_are_limited_alone_and_together():
 @run
 async def test_body_that_never_comes_is_given_up():
     app = serving.App({"m": Doubler()}, limits=serving.Limits(receive_secs=0.001))
-    said = await ask(app, "POST", INFER, chunks=[])
-    assert said.status == 408
-    assert "got '0 bytes in 0.001 s', expected all of it" in said.error
+    answer = await ask(app, "POST", INFER, chunks=[])
+    assert answer.status == 408
+    assert "got '0 bytes in 0.001 s', expected all of it" in answer.error
 
 
 @run
 async def test_headers_and_encodings_are_limited():
     app = serving.App({"m": Doubler()})
     assert (await ask(app, "GET", "/v2", cookie="a" * 20_000)).status == 431
-    said = await ask(app, "POST", INFER, row(1, 2, 3), content_encoding="gzip")
-    assert said.status == 415
+    answer = await ask(app, "POST", INFER, row(1, 2, 3), content_encoding="gzip")
+    assert answer.status == 415
 
 
 @run
@@ -267,9 +267,9 @@ async def test_requests_are_answered_by_the_model_that_they_were_read_for():
         after = server.send(row(1, 1, 1))
         gone = server.send(row(1, 1, 1), path="/v2/models/m/versions/1/infer")
         await until(gone.done)
-    answers = [each.result().json for each in (before, after)]
-    assert [each["model_version"] for each in answers] == ["1", "2"]
-    assert [each["outputs"][0]["data"] for each in answers] == [[2.0] * 3, [3.0] * 3]
+    answers = [task.result().json for task in (before, after)]
+    assert [answer["model_version"] for answer in answers] == ["1", "2"]
+    assert [answer["outputs"][0]["data"] for answer in answers] == [[2.0] * 3, [3.0] * 3]
     assert gone.result().status == 404
 
 
@@ -279,11 +279,11 @@ async def test_model_that_cannot_be_loaded_leaves_the_one_before():
         raise FeedError(f"{name} is damaged")
 
     app = serving.App({"m": Doubler()}, load=load)
-    said = await ask(app, "POST", "/v2/repository/models/m/load")
-    assert (said.status, said.error) == (400, "model 'm' cannot be loaded: m is damaged")
+    reply = await ask(app, "POST", "/v2/repository/models/m/load")
+    assert (reply.status, reply.error) == (400, "model 'm' cannot be loaded: m is damaged")
     assert (await ask(app, "POST", INFER, row(1, 2, 3))).json["model_version"] == "1"
-    said = await ask(app, "POST", "/v2/repository/models/m/load", {"parameters": {"config": "{}"}})
-    assert "A model is loaded from its own file" in said.error or said.status == 400
+    reply = await ask(app, "POST", "/v2/repository/models/m/load", {"parameters": {"config": "{}"}})
+    assert "A model is loaded from its own file" in reply.error or reply.status == 400
     await app.close()
 
 
@@ -293,10 +293,10 @@ async def test_token_is_asked_for_everywhere_but_at_health_checks_and_the_page()
     paths = {"/v2/health/live", "/v2/health/ready", "/"}
     closed = {"/v2", "/v2/models/m", "/v2/models/m/ready", "/metrics", "/openapi.json", "/x"}
     for path in paths | closed:
-        for given in ({}, {"authorization": "Bearer other"}, {"authorization": "secrét"}):
-            said = await ask(app, "GET", path, **given)
-            assert said.status == (200 if path in paths else 401), path
-    assert said.headers.get("www-authenticate", "Bearer") == "Bearer"
+        for headers in ({}, {"authorization": "Bearer other"}, {"authorization": "secrét"}):
+            answer = await ask(app, "GET", path, **headers)
+            assert answer.status == (200 if path in paths else 401), path
+    assert answer.headers.get("www-authenticate", "Bearer") == "Bearer"
     for path in closed - {"/x"}:
         assert (await ask(app, "GET", path, authorization="Bearer secret")).status == 200
     for path in (INFER, "/v2/repository/index", "/v2/repository/models/m/load"):
@@ -305,8 +305,8 @@ async def test_token_is_asked_for_everywhere_but_at_health_checks_and_the_page()
 
 @run
 async def test_page_runs_its_own_script_and_no_other():
-    said = await ask(serving.App({}), "GET", "/")
-    policy, text = said.headers["content-security-policy"], said.body.decode()
+    answer = await ask(serving.App({}), "GET", "/")
+    policy, text = answer.headers["content-security-policy"], answer.body.decode()
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "http" not in text
@@ -320,17 +320,17 @@ async def test_page_runs_its_own_script_and_no_other():
 @run
 async def test_metrics_count_answers_rows_and_seconds():
     async with Blocked() as server:
-        said = (await ask(server.app, "GET", "/metrics")).body.decode()
-        assert 'penstock_queue_length{model="m"} 0' in said  # one runs
+        metrics = (await ask(server.app, "GET", "/metrics")).body.decode()
+        assert 'penstock_queue_length{model="m"} 0' in metrics  # one runs
         for n in range(3):
             server.send(row(n, n, n))
         await server.queued(3)
-        said = (await ask(server.app, "GET", "/metrics")).body.decode()
-        assert 'penstock_queue_length{model="m"} 3' in said
+        metrics = (await ask(server.app, "GET", "/metrics")).body.decode()
+        assert 'penstock_queue_length{model="m"} 3' in metrics
     await ask(server.app, "POST", INFER, b"{")
     await ask(server.app, "GET", "/v2/models/other")
-    said = (await ask(server.app, "GET", "/metrics")).body.decode()
-    values = dict(line.rsplit(" ", 1) for line in said.splitlines() if not line.startswith("#"))
+    metrics = (await ask(server.app, "GET", "/metrics")).body.decode()
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     assert values['penstock_requests_total{model="m",code="200"}'] == "4"
     assert values['penstock_requests_total{model="m",code="400"}'] == "1"
     assert values['penstock_requests_total{model="",code="404"}'] == "1"
@@ -368,11 +368,11 @@ async def test_server_that_drains_is_not_ready_and_closes_connections():
     app = serving.App({"m": Doubler()})
     app.is_draining = True
     for path in ("/v2/health/ready", "/v2/models/m/ready"):
-        said = await ask(app, "GET", path)
-        assert (said.status, said.json["ready"]) == (503, False)
+        answer = await ask(app, "GET", path)
+        assert (answer.status, answer.json["ready"]) == (503, False)
     assert (await ask(app, "GET", "/v2/health/live")).status == 200
-    said = await ask(app, "POST", INFER, row(1, 2, 3))
-    assert (said.status, said.headers["connection"]) == (200, "close")
+    answer = await ask(app, "POST", INFER, row(1, 2, 3))
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
     await app.close()
 
 
@@ -447,9 +447,9 @@ async def test_sequences_of_different_lengths_are_one_batch():
     def infer(feed):
         model.entered.set()
         assert model.gate.wait(30)
-        seen.append([len(each) for each in feed["x"]])
+        seen.append([len(sequence) for sequence in feed["x"]])
         return {
-            "y": np.array([each.sum(0) for each in feed["x"]]),
+            "y": np.array([sequence.sum(0) for sequence in feed["x"]]),
             "mean": np.zeros(len(feed["x"])),
         }
 
@@ -470,8 +470,8 @@ async def test_sequences_are_no_longer_than_a_server_takes():
     model = Doubler(kind="nested")
     app = serving.App({"m": model}, limits=serving.Limits(sequence_words=4))
     for shape, words in (((1, 5, 2, 3), 5), ((1, 2, 6, 3), 6)):
-        said = await ask(app, "POST", INFER, {"inputs": [tensor(np.ones(shape))]})
-        assert (said.status, said.error) == (
+        answer = await ask(app, "POST", INFER, {"inputs": [tensor(np.ones(shape))]})
+        assert (answer.status, answer.error) == (
             400,
             f"input 'x' got '{words} words', expected 4 at most.",
         )

@@ -10,8 +10,8 @@ from tritonclient.utils import InferenceServerException
 X = np.array([[1, 2, 3], [0.1, -5e-30, 1e30]], np.float32)
 
 
-def ask(server, name, given, datatype, *, is_binary=True, outputs=None):
-    array = given if isinstance(given, np.ndarray) else np.array(given, object)
+def ask(server, name, data, datatype, *, is_binary=True, outputs=None):
+    array = data if isinstance(data, np.ndarray) else np.array(data, object)
     tensor = client.InferInput("x", array.shape, datatype)
     tensor.set_data_from_numpy(array, binary_data=is_binary)
     return server.infer(name, [tensor], outputs=outputs, request_id="7")
@@ -26,7 +26,7 @@ def main(port: str) -> None:
     assert not server.is_model_ready("other")
     assert server.get_server_metadata()["name"] == "penstock"
     assert server.get_model_metadata("array")["inputs"][0]["datatype"] == "FP32"
-    assert [each["name"] for each in server.get_model_repository_index()] == ["array", "image"]
+    assert [model["name"] for model in server.get_model_repository_index()] == ["array", "image"]
     for is_binary in (True, False):
         wanted = client.InferRequestedOutput("y", binary_data=is_binary)
         for outputs in (None, [wanted]):
@@ -38,8 +38,8 @@ def main(port: str) -> None:
     assert answer.as_numpy("mean").shape == (1,)
     for is_binary in (True, False):
         best = client.InferRequestedOutput("y", binary_data=is_binary, class_count=2)
-        said = ask(server, "array", X[:1], "FP32", outputs=[best]).as_numpy("y").ravel()
-        assert [each if isinstance(each, str) else each.decode() for each in said] == [
+        classes = ask(server, "array", X[:1], "FP32", outputs=[best]).as_numpy("y").ravel()
+        assert [row if isinstance(row, str) else row.decode() for row in classes] == [
             "6.0:2:cow",
             "4.0:1:dog",
         ]
@@ -50,7 +50,7 @@ def main(port: str) -> None:
         for tensor in [client.InferInput("x", [1, 3], "FP32")]
         if tensor.set_data_from_numpy(np.full((1, 3), n, np.float32))
     ]
-    assert [each.get_result().as_numpy("y")[0, 0] for each in later] == [2 * n for n in range(20)]
+    assert [call.get_result().as_numpy("y")[0, 0] for call in later] == [2 * n for n in range(20)]
     server.load_model("array")
     for name, array, datatype in (("array", X[:, :2], "FP32"), ("other", X, "FP32")):
         with contextlib.suppress(InferenceServerException):
