@@ -68,7 +68,7 @@ class Asked:
         folder = RunFolder(self.folder / "run")
         made, _ = plan.make_handlers(self.flags, self.data, self.length, folder)
         wanted = kind if isinstance(kind, str) else kind.__name__
-        names = (getattr(each, "__name__", type(each).__name__) for each in made)
+        names = (getattr(handler, "__name__", type(handler).__name__) for handler in made)
         return [name for name in names if name == wanted]
 
     def weights(self) -> str:

@@ -99,6 +99,6 @@ def fail(capsys, *words: str, status: int = 1) -> str:
 def make_train_words() -> list[str]:
     """Return the words that `make train` gives to `penstock`."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    found = re.search(r"^TRAIN_ARGS +\?= ((?:.*\\\n)*.*)$", text, re.M)
-    assert found is not None
-    return ["train", *shlex.split(found[1].replace("\\\n", " "))]
+    match = re.search(r"^TRAIN_ARGS +\?= ((?:.*\\\n)*.*)$", text, re.M)
+    assert match is not None
+    return ["train", *shlex.split(match[1].replace("\\\n", " "))]

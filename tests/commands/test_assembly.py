@@ -55,7 +55,7 @@ def test_trainer_freezes_accumulates_averages_and_computes_as_asked(tmp_path):
 @pytest.mark.slow
 def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
     plain, smooth = assembled(tmp_path), assembled(tmp_path, "--label_smoothing=0.5")
-    losses = [each.trainer.test(each.plan.data.test)["loss"] for each in (plain, smooth)]
+    losses = [run.trainer.test(run.plan.data.test)["loss"] for run in (plain, smooth)]
     assert losses[0] != pytest.approx(losses[1], abs=1e-4)
 
 
@@ -63,7 +63,7 @@ def test_label_smoothing_raises_the_loss_of_the_same_network(tmp_path):
 def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, tmp_path):
     succeed(capsys, "train", *FAST)
     tuned = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--seed=1")
-    for words, said in [
+    for words, text in [
         ((), "4 of 4 arrays from runs/digits_tiny/best"),
         (("--checkpoint_exclude_scopes=logits",), "left initial: logits/w, logits/b"),
         (("--checkpoint_include_scopes=*/b",), "left initial: hidden/w, logits/w"),
@@ -71,7 +71,7 @@ def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, tmp_path):
         (("--ckpt_file_name=checkpoints/2",), "4 of 4 arrays from runs/digits_tiny/checkpoints/2"),
     ]:
         start = "\n".join(assembled(tmp_path / "other", *tuned, *words).start)
-        assert said in start
+        assert text in start
     with pytest.raises(KeyError, match="lgoits"):
         assembled(tmp_path / "other", *tuned, "--checkpoint_exclude_scopes=lgoits")
 

@@ -75,12 +75,12 @@ CHANGES = {
 def test_images_of_the_last_test_are_part_of_the_data():
     facts = Facts((8, 8, 3), None, ("a", "b"), None, 4, 2, 2, ("x", "y", "z"))
     folder = RunFolder(Path("unread"))
-    for now, said in (
+    for now, change in (
         (facts._replace(num_final_test=3), "3 images to test on at the end (2 before)"),
         (facts._replace(names_digests=("x", "y", "w")), "some images have other names"),
     ):
         with mock.patch.object(run_folder, "read_facts", return_value=facts):
-            assert run_folder.find_changes(folder, now) == [said]
+            assert run_folder.find_changes(folder, now) == [change]
         # A folder `test` that was not there.
         bare = facts._replace(num_final_test=None, names_digests=("x", "y", None))
         with mock.patch.object(run_folder, "read_facts", return_value=bare):
@@ -94,15 +94,15 @@ def test_images_of_the_last_test_are_part_of_the_data():
 
 
 @pytest.mark.quick("rename_image")
-@pytest.mark.parametrize(("change", "said"), CHANGES.values(), ids=CHANGES)
-def test_changed_data_get_a_run_of_their_own(change, said, photos, capsys):
+@pytest.mark.parametrize(("change", "reason"), CHANGES.values(), ids=CHANGES)
+def test_changed_data_get_a_run_of_their_own(change, reason, photos, capsys):
     train = ("train", "photos", *WORDS)
     change(photos)
     err = fail(capsys, *train, f"--checkpointDir={RUN}")
     assert "got the folder of another run; " in err
-    assert f"; {said}" in err
+    assert f"; {reason}" in err
     out, _ = succeed(capsys, *train)
-    assert f"this is a new run because the data changed since {RUN}: {said}" in " ".join(
+    assert f"this is a new run because the data changed since {RUN}: {reason}" in " ".join(
         out.split()
     )
     assert f"penstock eval {RUN}-2" in out

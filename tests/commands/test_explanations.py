@@ -94,8 +94,8 @@ def test_pictures_in_a_folder_have_names_of_their_own(folder, capsys):
     named = [json.loads(line)["explanation"] for line in out.splitlines()]
     assert named == ["looks/new/spot.explained.png", "looks/new/spot.explained-2.png"]
     assert find_warm_quarter(named[1]) == (0, 1)
-    found = sorted(str(path) for path in (folder / "images").rglob("*.png"))
-    assert len(found) == 2
+    paths = sorted(str(path) for path in (folder / "images").rglob("*.png"))
+    assert len(paths) == 2
 
 
 def test_images_of_other_channels_are_drawn():

@@ -107,7 +107,7 @@ def test_a_run_becomes_an_onnx_file(digits, capsys):
     assert "ONNX Runtime and JAX differ by" in out
     session = onnxruntime.InferenceSession(digits / "model.onnx")
     image = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1)).astype(np.float32)
-    (name,) = (each.name for each in session.get_inputs())
+    (name,) = (node.name for node in session.get_inputs())
     succeed(capsys, "export", str(digits), TINY[0])
     expected = ps.InferenceModel.load(digits / "model.penstock").infer({name: image})
     np.testing.assert_allclose(session.run(None, {name: image})[0], expected, rtol=1e-4, atol=1e-6)

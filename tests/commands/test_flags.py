@@ -104,7 +104,7 @@ def test_defaults_are_digits_and_lenet_here_and_fastnns_in_compatibility():
 
 
 @pytest.mark.parametrize(
-    ("words", "num_steps", "said"),
+    ("words", "num_steps", "text"),
     [
         ((), 100, "at step 100; --num_epochs or --stop_at_step make it longer"),
         (("--num_epochs=50",), 300, "after --num_epochs (300 steps)"),
@@ -114,10 +114,10 @@ def test_defaults_are_digits_and_lenet_here_and_fastnns_in_compatibility():
         (("--num_epochs=2", "--stop_at_step=100"), 12, "before --stop_at_step=100"),
     ],
 )
-def test_limit_that_is_not_given_does_not_cut_one_that_is(words, num_steps, said):
+def test_limit_that_is_not_given_does_not_cut_one_that_is(words, num_steps, text):
     length = make_length(train.read_flags(list(words)), steps_per_epoch=6)
     assert length.num_steps == min(length.num_epochs * 6, length.stop_at or 10**9) == num_steps
-    assert said in str(length)
+    assert text in str(length)
 
 
 def test_help_of_all_groups_flags_as_fastnns_tables_do(capsys, monkeypatch):

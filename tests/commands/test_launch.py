@@ -83,10 +83,10 @@ def test_exit_status_is_that_of_the_program(folder):
     ("size", "least", "most"), [("3", None, 3), ("2:4", 2, 4)], ids=["fixed", "elastic"]
 )
 def test_group_on_ray_is_handed_on_as_it_was_asked_for(size, least, most, monkeypatch, capsys):
-    given = {}
+    arguments = {}
 
     def launch_on_ray(words: list[str], **options) -> int:
-        given.update(options, words=list(words))
+        arguments.update(options, words=list(words))
         return 75
 
     # What starts a cluster takes 20 s: tests of Ray itself are elsewhere.
@@ -95,7 +95,7 @@ def test_group_on_ray_is_handed_on_as_it_was_asked_for(size, least, most, monkey
     monkeypatch.setitem(sys.modules, module.__name__, module)
     words = ["--on", "ray", "--address=auto", "--max-restarts=3", "--hang=60", "--", "train", "-x"]
     assert run(capsys, "launch", "-n", size, *words)[0] == 75
-    assert given == {
+    assert arguments == {
         "words": ["train", "-x"],
         "num_processes": most,
         "min_processes": least,

@@ -13,8 +13,8 @@ from tests.commands.running import CODE, TINY, fail, penstock, run, succeed, wri
 
 MISTAKES = mistakes.read_mistakes()
 TRIED = [
-    pytest.param(each, marks=() if each.is_quick else pytest.mark.slow, id=each.command)
-    for each in MISTAKES
+    pytest.param(mistake, marks=() if mistake.is_quick else pytest.mark.slow, id=mistake.command)
+    for mistake in MISTAKES
 ]
 FAST = (*TINY, "--stop_at_step=2")
 
@@ -41,9 +41,9 @@ def test_mistake_is_answered_with_its_line(mistake, folder, request, capsys, mon
     before = sorted(folder.rglob("*"))
     status, _, err = run(capsys, *mistake.words)
     assert sorted(folder.rglob("*")) == before or mistake.status != 2
-    said = [line for line in err.splitlines() if line.startswith("penstock")]
-    assert said == [mistakes.fill_in(mistake.answer, folder)]
-    assert err.splitlines()[-1] == said[0]
+    lines = [line for line in err.splitlines() if line.startswith("penstock")]
+    assert lines == [mistakes.fill_in(mistake.answer, folder)]
+    assert err.splitlines()[-1] == lines[0]
     assert status == mistake.status
     assert "Traceback" not in err
 
@@ -71,9 +71,9 @@ def test_batch_is_not_larger_than_the_data(folder, capsys, monkeypatch, tmp_path
     monkeypatch.chdir(folder)
     words = ("--dataset_name=image_folder", "--dataset_dir=pair", f"--output_dir={tmp_path}")
     out, _ = succeed(capsys, "train", *FAST, *words, "--batch_size=700")
-    said = re.search(r"--batch_size=700 is more than there are: a step takes all (\d+) im", out)
-    assert said is not None, out
-    assert f"batch      {said[1]} = 1 process x 1 device (cpu) x {said[1]}; 1 step an epoch" in out
+    size = re.search(r"--batch_size=700 is more than there are: a step takes all (\d+) im", out)
+    assert size is not None, out
+    assert f"batch      {size[1]} = 1 process x 1 device (cpu) x {size[1]}; 1 step an epoch" in out
 
 
 def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(capfd, caplog, tmp_path):
@@ -88,8 +88,8 @@ def test_damaged_image_is_left_out_and_named_where_that_is_asked_for(capfd, capl
     out, _ = succeed(capfd, "train", *FAST, *words, "--skip_damaged=True", "--stop_at_step=3")
     out = " ".join(out.split())
     assert "left out of 'photos': 1 file that is no whole image, 'cat/7.jpg'" in out
-    said = r"skipped 2 of \d\d records. The first: .*cat/\d.jpg.* The others: .*cat/\d.jpg\."
-    assert re.search(said, caplog.text)
+    pattern = r"skipped 2 of \d\d records. The first: .*cat/\d.jpg.* The others: .*cat/\d.jpg\."
+    assert re.search(pattern, caplog.text)
     assert "best test" in out
 
 

@@ -19,26 +19,26 @@ def lines_of(capsys, *words):
 def test_list_has_every_network_with_its_size(capsys):
     head, *rows = lines_of(capsys)
     assert head.split() == ["name", "image", "parameters", "GMAC", "preprocessing", "classes"]
-    found = {row.split()[0]: row.split()[1:] for row in rows[: rows.index("")]}
-    assert found["lenet"] == ["28", "3,274,634", "0.014", "lenet", "10"]
-    assert found["nasnet_large"] == ["331", "93,320,934", "23.783", "inception", "1001"]
-    assert list(found) == sorted(found)
+    columns = {row.split()[0]: row.split()[1:] for row in rows[: rows.index("")]}
+    assert columns["lenet"] == ["28", "3,274,634", "0.014", "lenet", "10"]
+    assert columns["nasnet_large"] == ["331", "93,320,934", "23.783", "inception", "1001"]
+    assert list(columns) == sorted(columns)
 
 
 def test_list_says_which_of_a_family_to_take(capsys):
     rows = lines_of(capsys, "*resnet*50")
-    (said,) = (row for row in rows if row.startswith("  ResNet-50: "))
-    assert said.startswith("  ResNet-50: take resnet50, which is what others mean by the name;")
+    (advice,) = (row for row in rows if row.startswith("  ResNet-50: "))
+    assert advice.startswith("  ResNet-50: take resnet50, which is what others mean by the name;")
     # What the advice names is in the list.
     (one,) = (row for row in lines_of(capsys, "resnet50") if row.startswith("ResNet-50: "))
-    assert one == said.strip()
+    assert one == advice.strip()
     assert not [row for row in rows if row.startswith("  Inception")]
 
 
 def test_every_network_of_the_library_belongs_to_a_family_and_advice_names_those_there_are():
     library = [name for name in models.names() if models.get(name).source]
     assert [name for name in library if not find_advice([name])] == []
-    named = {word for each in ADVICE for word in re.findall(r"\w*[a-z]_?\d\w*", each.text)}
+    named = {word for advice in ADVICE for word in re.findall(r"\w*[a-z]_?\d\w*", advice.text)}
     assert "keras_resnet_v2_50" in named
     assert named - {"v1"} <= set(library)
 

@@ -68,8 +68,8 @@ def test_run_is_found_by_its_name_and_by_that_of_its_data(tmp_path):
 FOLDER = {"dataset_name": "image_folder", "dataset_dir": "photos"}
 
 
-def choose(num_images, choice=suited._ON_CPU, **given):
-    return suited.choose(choice, make_train_flags({**given, **FOLDER}), given, num_images)
+def choose(num_images, choice=suited._ON_CPU, **flags):
+    return suited.choose(choice, make_train_flags({**flags, **FOLDER}), flags, num_images)
 
 
 def test_number_of_images_decides_epochs_and_batch():
@@ -88,9 +88,9 @@ def test_images_are_kept_at_twice_the_size_where_they_fit():
 
 
 def test_flags_that_were_given_win():
-    given = {"batch_size": 8, "cache_image_size": 40, "optimizer": "optax.adam"}
-    chosen = choose(270, **given)
-    assert not set(given) & set(chosen)
+    flags = {"batch_size": 8, "cache_image_size": 40, "optimizer": "optax.adam"}
+    chosen = choose(270, **flags)
+    assert not set(flags) & set(chosen)
     # Its rate would be that of another optimizer.
     assert "learning_rate" not in chosen
     assert chosen["num_epochs"] == 45
@@ -98,7 +98,7 @@ def test_flags_that_were_given_win():
 
 
 @pytest.mark.parametrize(
-    ("given", "decay"),
+    ("flags", "decay"),
     [
         ({"num_epochs": 1}, "cosine"),
         ({"stop_at_step": 3}, "cosine"),
@@ -107,8 +107,8 @@ def test_flags_that_were_given_win():
         ({}, "one_cycle"),
     ],
 )
-def test_a_few_steps_have_a_rate_that_falls(given, decay):
-    assert choose(20, **given)["learning_rate_decay_type"] == decay
+def test_a_few_steps_have_a_rate_that_falls(flags, decay):
+    assert choose(20, **flags)["learning_rate_decay_type"] == decay
 
 
 def test_network_that_is_named_has_its_own_size_and_another_optimizer():

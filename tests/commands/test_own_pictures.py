@@ -66,15 +66,15 @@ def photos(tmp_path):
     return folder
 
 
-def open_own(folder, split="train", **given):
+def open_own(folder, split="train", **options):
     data = describe_folder(str(folder), {})
-    flags = make_train_flags({"skip_damaged": True, **given, **data})
+    flags = make_train_flags({"skip_damaged": True, **options, **data})
     return open_split(flags, split)
 
 
-def open_whole(folder, **given):
+def open_whole(folder, **options):
     data = describe_folder(str(folder), {})
-    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **given, **data})
+    flags = make_train_flags({"model_name": "lenet", "batch_size": 4, **options, **data})
     return open_data(flags, None, num_devices=1, shard=Shard(0, 1))
 
 
@@ -93,7 +93,7 @@ def test_broken_files_are_left_out_and_named_at_the_start(photos):
 
 def test_held_out_pictures_stay_the_same_when_broken_files_are_removed(photos):
     def read():
-        return [float(each["image"].mean()) for each in open_own(photos).make(batch_size=None)()]
+        return [float(photo["image"].mean()) for photo in open_own(photos).make(batch_size=None)()]
 
     before = read()
     for name in BROKEN:
@@ -209,9 +209,9 @@ def test_images_of_a_group_are_in_one_part(tmp_path, sizes, expected):
     (tmp_path / "cat" / "somebody.png").write_bytes(PNG)
     options = {"group_pattern": "person([0-9]+)_"}
     opened = [open_own(tmp_path, s, **options) for s in ("train", "validation", "test")]
-    parts = [{Path(name).stem.split("_")[0] for name in each.files or ()} for each in opened]
+    parts = [{Path(name).stem.split("_")[0] for name in split.files or ()} for split in opened]
     assert sum(map(len, parts)) == len({*parts[0], *parts[1], *parts[2]})
-    counts = [each.num_samples for each in opened]
+    counts = [split.num_samples for split in opened]
     counts[[("somebody" in part) for part in parts].index(True)] -= 1
     assert sum(counts) == 40
     assert counts == pytest.approx(expected, abs=1)
@@ -384,7 +384,7 @@ def test_predict_and_an_exported_file_see_the_pixels_that_eval_sees(tmp_path, ca
 
 def check_predictions(capsys, photos, monkeypatch):
     status, out, err = run(capsys, "predict", "runs/photos_tiny", "photos", "--json=True")
-    answers = {Path(each["image"]).name: each for each in map(json.loads, out.splitlines())}
+    answers = {Path(answer["image"]).name: answer for answer in map(json.loads, out.splitlines())}
     assert status == 1
     assert len(out.splitlines()) == 26
     assert err.count("left out, not a whole image") == 6
@@ -422,9 +422,9 @@ def check_tables(capsys, words):
     assert list(rows[0]) == ["image", "class_1", "probability_1", "class_2", "probability_2"]
     for row, line in zip(rows, lines, strict=True):
         assert row["image"] == line["image"]
-        for number, each in enumerate(line["classes"], 1):
+        for number, prediction in enumerate(line["classes"], 1):
             shown = row[f"class_{number}"], float(row[f"probability_{number}"])
-            assert shown == (each["name"], each["probability"])
+            assert shown == (prediction["name"], prediction["probability"])
     table = np.load("answers/a.npz")
     assert table["image"].tolist() == [line["image"] for line in lines]
     best = table["class_names"][table["probabilities"].argmax(axis=1)]

@@ -83,7 +83,7 @@ def test_plot_is_drawn_into_a_file(capsys, tmp_path, monkeypatch):
         assert shown in text
     # Devices are numbered, not their powers of ten.
     axes = make_figure(plan.make_panels(plans)).axes
-    assert [[label.get_text() for label in each.get_xticklabels()] for each in axes] == [
+    assert [[label.get_text() for label in axis.get_xticklabels()] for axis in axes] == [
         ["1", "16"],
         ["1", "16"],
     ]

@@ -40,18 +40,18 @@ def folder(tmp_path_factory):
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     save_file(arrays, folder / "tiny.safetensors")
     words = ["import-weights", "tiny", str(folder / "tiny.safetensors"), PLUGIN]
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         assert commands.main([*words, f"--output={folder / 'params'}"]) == 0
         again = [f"--output={folder / 'other'}", "--preprocessing_name=none"]
         assert commands.main([*words, *again]) == 0
-    (folder / "said").write_text(said.getvalue())
+    (folder / "said").write_text(output.getvalue())
     return folder
 
 
 def test_imported_parameters_say_what_their_images_are(folder):
-    said = (folder / "said").read_text()
-    assert "images: lenet (dtype=float32), of torchvision or timm\n" in said
-    assert "images: none, as asked; torchvision or timm has lenet (dtype=float32)\n" in said
+    text = (folder / "said").read_text()
+    assert "images: lenet (dtype=float32), of torchvision or timm\n" in text
+    assert "images: none, as asked; torchvision or timm has lenet (dtype=float32)\n" in text
     described = json.loads((folder / "params/description.json").read_text())
     assert described["about"] == {"preprocessing": DESCRIPTION}
     other = json.loads((folder / "other/description.json").read_text())
@@ -89,7 +89,7 @@ def test_head_without_weights_is_said_and_out_of_the_loss(folder, capsys, monkey
     for weights in ("headless", "tiny.safetensors"):
         out, err = succeed(capsys, "eval", weights, *network, "--json=True")
         assert "no weights for the auxiliary head (2 arrays)" in err
-        loss, expected = (json.loads(each)["loss"] for each in (out, plain))
+        loss, expected = (json.loads(text)["loss"] for text in (out, plain))
         # The decay of the head's own weights is all that it adds.
         assert loss == pytest.approx(expected, rel=1e-4)
 

@@ -114,9 +114,9 @@ def test_interrupted_replacement_goes_on_and_then_deletes_the_old_run(capsys, tm
     long = ("--checkpointDir=runs/digits_tiny", "--stop_at_step=300", "--log_loss_every_n_iters=1")
     process = start(tmp_path, "train", *FAST, *long, "--overwrite=True")
     wait_for(process, "global_step = 10\n")
-    status, _, said = run(capsys, "train", *FAST, *long)
+    status, _, message = run(capsys, "train", *FAST, *long)
     assert status == 1
-    assert f"It is held by process {process.pid}" in said
+    assert f"It is held by process {process.pid}" in message
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
@@ -196,9 +196,9 @@ def test_best_stays_where_a_part_trained_again_is_worse(capsys, tmp_path):
     words = (*FAST, "--checkpointDir=a", "--log_loss_every_n_iters=0")
     succeed(capsys, "train", *words, "--stop_at_step=45")
     record = tmp_path / "a/best/test.json"
-    said = json.loads(record.read_text())
-    said |= {"step": 60, "metrics": said["metrics"] | {"accuracy": 0.999}}
-    record.write_text(json.dumps(said))
+    result = json.loads(record.read_text())
+    result |= {"step": 60, "metrics": result["metrics"] | {"accuracy": 0.999}}
+    record.write_text(json.dumps(result))
     before = contents(tmp_path / "a/best")
     out, _ = succeed(capsys, "train", *words, "--stop_at_step=90", "--learning_rate=0.0001")
     assert re.search(r"best test: .* accuracy 99.90%, .* at step 60; last:", out)

@@ -76,11 +76,11 @@ def test_page_has_every_part_and_loads_nothing(run_folder, capsys):
     page = HtmlPage(run_folder / "report.html")
     parts = ["what-was-run", "curves", "classes", "confusion-matrix", "worst-mistakes"]
     parts += ["calibration", "samples-of-each-class", "where-time-went", "parameters-by-layer"]
-    assert [each["id"] for each in page.all("section")] == [*parts, "repeat-it"]
+    assert [section["id"] for section in page.all("section")] == [*parts, "repeat-it"]
     assert not page.all("script") + page.all("link") + page.all("iframe")
-    assert all(each["src"].startswith("data:image/png;base64,") for each in page.all("img"))
-    assert all(each["href"].startswith("#") for each in page.all("a"))
-    assert any(each.get("name") == "viewport" for each in page.all("meta"))
+    assert all(image["src"].startswith("data:image/png;base64,") for image in page.all("img"))
+    assert all(link["href"].startswith("#") for link in page.all("a"))
+    assert any(meta.get("name") == "viewport" for meta in page.all("meta"))
     assert len(page.all("svg")) == 4  # loss, accuracy, learning rate, calibration
     assert "complete" in page.said
     assert "40 images to train on, 12 to test on" in page.said
@@ -89,19 +89,19 @@ def test_page_has_every_part_and_loads_nothing(run_folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("state", "step", "said"),
+    ("state", "step", "text"),
     [
         ("stopped", 20, "state complete steps 20 of 20"),
         ("stopped", 12, "state stopped early, by a handler steps 12 of 20"),
         ("interrupted", 12, "state interrupted; the same command resumes it steps 12 of 20"),
     ],
 )
-def test_state_of_a_run_is_told_by_its_last_step(state, step, said, run_folder, capsys):
+def test_state_of_a_run_is_told_by_its_last_step(state, step, text, run_folder, capsys):
     record = read_record(run_folder / "run.json")
     changed = record | {"state": state, "global_step": step, "num_steps": 20}
     (run_folder / "run.json").write_text(json.dumps(changed))
     succeed(capsys, "report", "run")
-    assert said in HtmlPage(run_folder / "report.html").said
+    assert text in HtmlPage(run_folder / "report.html").said
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_worst_mistake_is_shown_with_what_was_said_and_what_is_right(run_folder,
     assert not (run_folder / "report.html").exists()
     page = HtmlPage(run_folder.parent / "other.html")
     assert "dark/5.png" in page.said
-    alts = [each["alt"] for each in page.all("img")]
+    alts = [image["alt"] for image in page.all("img")]
     assert alts[0] == "dark, taken for bright"
     assert sum("taken for" in alt for alt in alts[1:]) == 1  # among the samples
 
@@ -153,12 +153,12 @@ def test_class_that_is_called_like_markup_is_inert_on_the_whole_page(run_folder,
     (run_folder / "labels.txt").write_text(labels)
     succeed(capsys, "report", "run", "--dataset_dir=data")
     page = HtmlPage(run_folder / "report.html")
-    assert not [each for each in page.all("img") if "onerror" in each]
+    assert not [image for image in page.all("img") if "onerror" in image]
     assert "<img src=x onerror=alert(1)>" in page.said
 
 
 @pytest.mark.parametrize(
-    ("gone", "said"),
+    ("gone", "text"),
     [
         ("../photos", "Classes, mistakes, calibration and samples: "),
         ("log.csv", "Curves: the run got"),
@@ -168,12 +168,12 @@ def test_class_that_is_called_like_markup_is_inert_on_the_whole_page(run_folder,
     ],
 )
 @pytest.mark.quick("log", "best", "run")
-def test_what_is_gone_is_left_out_with_a_sentence(run_folder, capsys, gone, said):
+def test_what_is_gone_is_left_out_with_a_sentence(run_folder, capsys, gone, text):
     for name in gone.split(","):
         path = run_folder / name
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     _, err = succeed(capsys, "report", "run")
-    assert f"left out: {said}" in err
+    assert f"left out: {text}" in err
     sentence = err.split("left out: ")[1].splitlines()[0].partition(": ")[2]
     assert sentence in html.unescape((run_folder / "report.html").read_text(encoding="utf-8"))
 

@@ -239,7 +239,7 @@ def test_names_of_a_foreign_folder_do_not_reach_the_terminal_as_they_are(folder,
 def test_comparison_as_json_has_the_flags_that_differ(folder, capsys):
     paths = [str(folder / name) for name in ("digits_lenet", "digits_lenet-2")]
     facts = json.loads(run(capsys, "compare", *paths, "--json")[1])
-    assert [each["flags"] for each in facts] == [{"learning_rate": 0.01}, {"learning_rate": 0.1}]
+    assert [fact["flags"] for fact in facts] == [{"learning_rate": 0.01}, {"learning_rate": 0.1}]
 
 
 def test_folder_without_runs_says_how_to_make_one(tmp_path, capsys):

@@ -25,9 +25,9 @@ FAST = (*TINY, "--optimizer=momentum")
 
 
 def accuracy_of(text, which="last"):
-    found = re.search(rf"{which}: .*?accuracy ([\d.]+)%", text)
-    assert found is not None, text
-    return float(found[1])
+    match = re.search(rf"{which}: .*?accuracy ([\d.]+)%", text)
+    assert match is not None, text
+    return float(match[1])
 
 
 @pytest.fixture(scope="module")
@@ -171,13 +171,13 @@ def test_predict_names_the_classes_of_images_in_folders(text, capsys):
         cv2.imwrite(f"scans/{label}/{number}.png", np.rint(255 * image[:, :, 0]))
     status, out, err = run(capsys, "predict", "runs/digits_tiny", "scans", "--top_k=2")
     assert (status, err) == (0, "images: lenet, which the weights were trained with\n")
-    found = re.findall(r"^scans/(\d)/\d+\.png  (\d) [\d.]+%  \d [\d.]+%$", out, re.M)
-    assert len(found) == 24
-    assert np.mean([label == guess for label, guess in found]) > 0.8
+    pairs = re.findall(r"^scans/(\d)/\d+\.png  (\d) [\d.]+%  \d [\d.]+%$", out, re.M)
+    assert len(pairs) == 24
+    assert np.mean([label == guess for label, guess in pairs]) > 0.8
     status, out, _ = run(capsys, "predict", "runs/digits_tiny", "scans", "--json=True")
     lines = [json.loads(line) for line in out.splitlines()]
     assert len(lines) == 24
-    assert sum(each["probability"] for each in lines[0]["classes"]) <= 1 + 1e-6
+    assert sum(prediction["probability"] for prediction in lines[0]["classes"]) <= 1 + 1e-6
     cv2.imwrite("large.png", np.zeros((64, 64), np.uint8))
     _, err = succeed(capsys, "predict", "runs/digits_tiny", "large.png")
     assert "large.png: resized to 8 x 8, the size it was trained on" in err
@@ -234,10 +234,10 @@ def test_other_flags_have_another_folder_and_a_larger_step_goes_on(capsys):
     succeed(capsys, *words)
     status, out, _ = run(capsys, *words, "--learning_rate=0.5")
     assert (status, "writes to  runs/digits_tiny-2" in out) == (0, True)
-    said = (
+    reason = (
         "this is a new run because flags differ from runs/digits_tiny: --learning_rate=0.5 (0.01 "
     )
-    assert said in " ".join(out.split())
+    assert reason in " ".join(out.split())
     status, out, _ = run(
         capsys, *words, "--checkpointDir=runs/digits_tiny", "--stop_at_step=3", "--momentum=0.5"
     )
@@ -285,8 +285,8 @@ def test_fine_tuning_beats_training_from_scratch(capsys):
         "--ckpt_file_name=half_digits_tiny",
     )[1]
     assert "2 of 4 arrays from runs/half_digits_tiny/best" in tuned
-    said = " ".join(tuned.split())
-    assert "last layers left initial (5 classes there, 10 here): logits/b, logits/w" in said
+    output = " ".join(tuned.split())
+    assert "last layers left initial (5 classes there, 10 here): logits/b, logits/w" in output
     assert accuracy_of(tuned) > accuracy_of(scratch) + 5
 
 
@@ -294,14 +294,14 @@ def test_fine_tuning_beats_training_from_scratch(capsys):
 def test_mock_measures_speed(capsys):
     words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")
     out, _ = succeed(capsys, "train", *FAST, *words)
-    found = re.search(
+    match = re.search(
         r"^benchmark: ([\d.]+) examples/s, ([\d.]+) to ([\d.]+) in 6 windows of 5 steps; "
         r"([\d.]+) ms a step$",
         out,
         re.M,
     )
-    assert found is not None, out
-    rate, least, most, step = map(float, found.groups())
+    assert match is not None, out
+    rate, least, most, step = map(float, match.groups())
     assert least <= rate <= most
     # Medians of few windows on a busy machine: as much as a window had, but for the last digit.
     assert 0.99 * least <= 32_000 / step <= 1.01 * most

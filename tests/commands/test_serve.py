@@ -107,11 +107,11 @@ class Server:
             while not until.is_set():
                 connection.request("POST", "/v2/models/m/infer", json.dumps(BODY))
                 answer = connection.getresponse()
-                said = json.loads(answer.read())
-                wanted = expected[said["model_version"]].ravel()
-                if not np.allclose(said["outputs"][0]["data"], wanted, atol=1e-6):
-                    self.errors.append(said)
-                self.versions.append(said["model_version"])
+                result = json.loads(answer.read())
+                wanted = expected[result["model_version"]].ravel()
+                if not np.allclose(result["outputs"][0]["data"], wanted, atol=1e-6):
+                    self.errors.append(result)
+                self.versions.append(result["model_version"])
                 if answer.headers.get("connection") == "close":
                     return
         # Whatever it is, the test is to see it.
@@ -165,9 +165,9 @@ def test_reload_and_drain_under_load_lose_no_request_and_answer_none_wrongly(fil
             server.wait_for_version(first)
             # What is no model leaves the one before.
             model.write_bytes(b"nothing")
-            status, said = server.ask("/v2/repository/models/m/load", {})
+            status, answer = server.ask("/v2/repository/models/m/load", {})
             assert status == 400
-            assert said["error"].startswith("model 'm' cannot be loaded: ")
+            assert answer["error"].startswith("model 'm' cannot be loaded: ")
             server.process.send_signal(signal.SIGTERM)
             while server.ask("/v2/health/ready")[0] == 200:
                 pass
@@ -183,7 +183,7 @@ def test_reload_and_drain_under_load_lose_no_request_and_answer_none_wrongly(fil
 
 def find_workers(server: Server) -> list[int]:
     """Return the processes that run models, in any order."""
-    found = []
+    workers = []
     for children in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
         pids: list[str] = []
         # A thread of the server may end meanwhile, as a child may.
@@ -193,8 +193,8 @@ def find_workers(server: Server) -> list[int]:
             # Python's own helper for resources is a child too.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(int(pid))
-    return found
+                    workers.append(int(pid))
+    return workers
 
 
 @pytest.mark.slow

@@ -54,10 +54,10 @@ def test_trials_are_runs_whose_table_the_report_has(folder, capsys):
     assert f"evaluate it:       penstock eval runs/digits_sweep/{rows[0]['trial']}" in out
     runs = {r["run"]: r for r in json.loads(succeed(capsys, "runs", "--json")[0])}
     for row in rows[:2]:
-        found = runs[f"runs/digits_sweep/{row['trial']}"]
-        assert found["state"] == "done"
-        assert found["best"]["accuracy"] == float(row["accuracy"])
-        assert found["flags"]["learning_rate"] == float(row["learning_rate"])
+        trial = runs[f"runs/digits_sweep/{row['trial']}"]
+        assert trial["state"] == "done"
+        assert trial["best"]["accuracy"] == float(row["accuracy"])
+        assert trial["flags"]["learning_rate"] == float(row["learning_rate"])
     succeed(capsys, "report", "digits_sweep")
     page = (folder / "report.html").read_text()
     assert all(text in page for text in (*(row["trial"] for row in rows), best, "--learning_rate="))

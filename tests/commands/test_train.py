@@ -49,8 +49,8 @@ def test_first_lines_lines_of_epochs_and_last_lines_say_what_happens(run, capsys
     ):
         assert part in head
     for what in ("the initial values", "the train program", "the test program"):
-        said = rf"^compiling {what} \.\.\.\ncompiled {what} in [\d.]+ s$"
-        assert len(re.findall(said, text, re.M)) == 1
+        pattern = rf"^compiling {what} \.\.\.\ncompiled {what} in [\d.]+ s$"
+        assert len(re.findall(pattern, text, re.M)) == 1
     lines = re.findall(r"^epoch +(\d+)/2  loss .* accuracy [\d.]+ \(test [\d.]+\)", text, re.M)
     assert [int(line) for line in lines] == [1, 2]
     assert text.replace("\n", "").isprintable()
