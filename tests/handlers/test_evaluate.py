@@ -97,17 +97,17 @@ def test_results_of_a_launch_of_several_steps_are_those_of_its_end():
 def test_same_state_is_tested_once_whoever_asks():
     reader = Reader()
     evaluate = Evaluate(reader, every_steps=3, file=io.StringIO())
-    found = []
+    pairs = []
 
     def ask(event):
         if isinstance(event, EndEpoch):
-            found.append((evaluate(), evaluate()))
+            pairs.append((evaluate(), evaluate()))
 
     trainer = linear_trainer()
     trainer.train(linear_reader(), [ask, evaluate, ask], num_epochs=2)
     assert reader.num_passes == 2
     first, second = (metrics for _, metrics in evaluate.results)
-    assert found == [(first, first)] * 2 + [(second, second)] * 2
+    assert pairs == [(first, first)] * 2 + [(second, second)] * 2
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -221,7 +221,7 @@ def test_best_of_another_run_is_kept_beside_that_of_this_one(tmp_path, capsys):
         trainer = ps.Trainer(linear_program, optax.sgd(0.01), place=one_device(), seed=run)
         evaluate = Evaluate(linear_reader(), best_path=path)
         trainer.train(linear_reader(), evaluate, num_epochs=2)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["best", "best.1", "best.2"]
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["best", "best.1", "best.2"]
     records = [json.loads((tmp_path / n / "test.json").read_text()) for n in ("best.1", "best")]
     assert evaluate.best == (records[1]["step"], records[1]["metrics"])
     assert records[0]["metrics"] != records[1]["metrics"]

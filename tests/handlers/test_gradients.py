@@ -70,13 +70,13 @@ def test_updates_are_the_differences_of_the_parameters_and_training_is_the_same_
 
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}], ids=["", "in two"])
 def test_gradient_is_that_of_the_mean_loss_over_the_global_batch(options):
-    found = {}
+    updates = {}
 
     def keep(event):
         if isinstance(event, BeginTraining):
             event.updates_every = 1
         elif isinstance(event, EndStep):
-            found[event.global_step] = event.updates
+            updates[event.global_step] = event.updates
 
     trainer = ps.Trainer(linear_program, optax.sgd(RATE), **options)
     start = dict(trainer.parameters)
@@ -88,11 +88,11 @@ def test_gradient_is_that_of_the_mean_loss_over_the_global_batch(options):
         return (error**2).mean()
 
     for name, gradient in jax.grad(loss)(start).items():
-        update = found[0][name]
+        update = updates[0][name]
         assert update.gradient_norm == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
         assert update.update_norm == pytest.approx(RATE * update.gradient_norm, rel=1e-5)
     counts, _ = np.histogram(jax.grad(loss)(start)["fc_0/w"], bins=30)
-    np.testing.assert_array_equal(found[0]["fc_0/w"].gradient.counts, counts)
+    np.testing.assert_array_equal(updates[0]["fc_0/w"].gradient.counts, counts)
 
 
 def test_two_objectives_tell_their_updates_by_name_and_a_frozen_parameter_has_none():
@@ -103,7 +103,7 @@ def test_two_objectives_tell_their_updates_by_name_and_a_frozen_parameter_has_no
     gradients, kept = handlers.Gradients(every_steps=3), Kept()
     trainer = ps.Trainer(objectives, place=one_device(), freeze="fc_0/b")
     trainer.train(linear_reader(), [gradients, kept])
-    assert {name: list(each) for name, each in kept.updates[2].items()} == {
+    assert {name: list(updates) for name, updates in kept.updates[2].items()} == {
         "slow": ["fc_0/w"],
         "fast": ["fc_0/w"],
     }
@@ -114,12 +114,12 @@ def test_two_objectives_tell_their_updates_by_name_and_a_frozen_parameter_has_no
 def test_compiling_and_measuring_have_their_seconds_at_the_steps_of_their_launch(
     place, steps_per_call
 ):
-    found, times = [], RunTimes()
+    seconds, times = [], RunTimes()
 
     def keep(event):
         times(event)
         if isinstance(event, EndStep):
-            found.append((event.compile_secs, event.measure_secs))
+            seconds.append((event.compile_secs, event.measure_secs))
 
     gradients = handlers.Gradients(every_steps=2 * steps_per_call)
     trainer = ps.Trainer(
@@ -129,14 +129,14 @@ def test_compiling_and_measuring_have_their_seconds_at_the_steps_of_their_launch
     start = time.perf_counter()
     trainer.train(reader, [keep, gradients], num_epochs=1)
     secs = time.perf_counter() - start
-    compiled, measured = zip(*found[::steps_per_call], strict=True)
+    compiled, measured = zip(*seconds[::steps_per_call], strict=True)
     # The train program in the first launch, the measuring one in the second, and once each.
-    assert [bool(each) for each in compiled] == [True, True, False, False]
-    assert [bool(each) for each in measured] == [False, True, False, True]
-    assert all(found[k] == found[k - k % steps_per_call] for k in range(len(found)))
-    assert times.secs["measure"] == pytest.approx(sum(each for _, each in found))
-    assert sum(map(sum, found)) < secs
-    assert times.secs["compile"] == pytest.approx(sum(each for each, _ in found))
+    assert [bool(value) for value in compiled] == [True, True, False, False]
+    assert [bool(value) for value in measured] == [False, True, False, True]
+    assert all(seconds[k] == seconds[k - k % steps_per_call] for k in range(len(seconds)))
+    assert times.secs["measure"] == pytest.approx(sum(value for _, value in seconds))
+    assert sum(map(sum, seconds)) < secs
+    assert times.secs["compile"] == pytest.approx(sum(value for value, _ in seconds))
 
 
 def test_nothing_is_measured_unless_a_handler_asks(monkeypatch):
@@ -218,7 +218,7 @@ def test_interval_of_an_event_that_is_no_count_is_refused(interval):
 
 def test_both_ways_to_count_a_histogram_agree():
     bins = jax.numpy.asarray([-1.0, 0.0, 29.0, 3.0, 3.0, -1.0])
-    found = [list(map(int, count(bins))) for count in COUNTS]
-    assert found[0] == found[1]
-    assert [found[0][k] for k in (0, 3, 29)] == [1, 2, 1]
-    assert sum(found[0]) == 4
+    counts = [list(map(int, count(bins))) for count in COUNTS]
+    assert counts[0] == counts[1]
+    assert [counts[0][k] for k in (0, 3, 29)] == [1, 2, 1]
+    assert sum(counts[0]) == 4

@@ -16,7 +16,7 @@ def linear_trainer(**options):
     return ps.Trainer(linear_program, optax.sgd(BASE), place=one_device(), **options)
 
 
-def found(tmp_path, trainer=None, *, num_epochs=50, **options):
+def search(tmp_path, trainer=None, *, num_epochs=50, **options):
     trainer = trainer or linear_trainer(on_non_finite="skip")
     options = {"base_learning_rate": BASE, "path": tmp_path / "rates.png"} | options
     finder = LearningRateFinder(**options)
@@ -25,7 +25,7 @@ def found(tmp_path, trainer=None, *, num_epochs=50, **options):
 
 
 def test_rates_grow_by_a_constant_factor_and_losses_are_those_of_training_at_them(tmp_path):
-    _, finder = found(tmp_path, low=1e-3, high=0.1, num_steps=20)
+    _, finder = search(tmp_path, low=1e-3, high=0.1, num_steps=20)
     np.testing.assert_allclose(finder.rates, np.geomspace(1e-3, 0.1, 20))
     assert len(finder.losses) == 20
     rates = iter([*finder.rates, 0.1])
@@ -46,7 +46,7 @@ def test_rates_grow_by_a_constant_factor_and_losses_are_those_of_training_at_the
 def test_divergence_ends_it_early_and_parameters_and_scale_are_put_back(tmp_path):
     trainer = linear_trainer(on_non_finite="skip")
     before, trainer.update_scale = dict(trainer.parameters), 0.5
-    _, finder = found(tmp_path, trainer, low=1e-3, high=1e3)
+    _, finder = search(tmp_path, trainer, low=1e-3, high=1e3)
     for name, value in trainer.parameters.items():
         np.testing.assert_array_equal(value, before[name])
     assert trainer.update_scale == 0.5
@@ -66,9 +66,9 @@ def test_loss_that_is_not_finite_ends_it_and_everything_is_put_back(tmp_path, on
     options = {"low": 1.0, "high": 1e9, "base_learning_rate": 1.0}
     if on_non_finite == "stop":
         with pytest.raises(ps.NonFiniteError):
-            found(tmp_path, trainer, **options)
+            search(tmp_path, trainer, **options)
     else:
-        _, finder = found(tmp_path, trainer, **options)
+        _, finder = search(tmp_path, trainer, **options)
         assert finder.suggestion is None
     for name, value in trainer.parameters.items():
         np.testing.assert_array_equal(value, before[name])
@@ -80,7 +80,7 @@ def test_suggestion_is_told_with_the_plot_and_is_a_rate_that_trains(
     tmp_path, steps_per_call, capsys
 ):
     trainer = linear_trainer(on_non_finite="skip", steps_per_call=steps_per_call)
-    _, finder = found(tmp_path, trainer, low=1e-4, high=100.0, num_epochs=60)
+    _, finder = search(tmp_path, trainer, low=1e-4, high=100.0, num_epochs=60)
     assert capsys.readouterr().out == (
         f"LearningRateFinder: the loss falls fastest at a learning rate of {finder.suggestion:.2g};"
         f" see {tmp_path / 'rates.png'}\n"
@@ -94,14 +94,14 @@ def test_suggestion_is_told_with_the_plot_and_is_a_rate_that_trains(
 
 
 def test_training_that_ends_too_soon_suggests_nothing(tmp_path, capsys):
-    _, finder = found(tmp_path, num_epochs=2)
+    _, finder = search(tmp_path, num_epochs=2)
     assert finder.suggestion is None
     assert len(finder.losses) == 5
     assert "there were too few steps" in capsys.readouterr().out
 
 
 def test_training_without_a_step_leaves_no_plot(tmp_path):
-    _, finder = found(tmp_path, num_epochs=0)
+    _, finder = search(tmp_path, num_epochs=0)
     assert finder.rates == []
     assert not list(tmp_path.iterdir())
 

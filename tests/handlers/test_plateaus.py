@@ -230,8 +230,8 @@ def test_best_parameters_of_a_run_to_its_end_are_in_its_checkpoint(tmp_path):
     loaded.load_params(tmp_path / "run")
     first = linear_trainer()
     first.train(linear_reader(), num_epochs=1)
-    for each in (*results, host(dict(loaded.parameters))):
-        assert_same_bits(each, host(dict(first.parameters)))
+    for parameters in (*results, host(dict(loaded.parameters))):
+        assert_same_bits(parameters, host(dict(first.parameters)))
 
 
 def test_another_call_of_train_has_its_patience_anew():
@@ -282,11 +282,11 @@ def scales(values, *, handler=None, first=0, on_begin=lambda: None, **options):
     options.setdefault("file", io.StringIO())
     trainer = driven_trainer()
     trainer.update_scale = 1.0
-    found = []
+    update_scales = []
 
     def look(event):
         if isinstance(event, EndEpoch):
-            found.append(round(trainer.update_scale, 6))
+            update_scales.append(round(trainer.update_scale, 6))
 
     handlers = [handler or ReduceOnPlateau(**options), look]
     epochs(
@@ -296,7 +296,7 @@ def scales(values, *, handler=None, first=0, on_begin=lambda: None, **options):
         first=first,
         on_begin=on_begin,
     )
-    return found
+    return update_scales
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,13 @@ def test_picture_has_the_format_of_its_name(tmp_path, suffix):
         assert "<svg" in path.read_text()
     else:
         assert cv2.imread(str(path)).shape[2] == 3
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def sizes_of(shown):
     """Return height and width of each picture that an output of a notebook showed."""
     encoded = [np.frombuffer(base64.b64decode(data["image/png"]), np.uint8) for data in shown]
-    pictures = [cv2.imdecode(each, cv2.IMREAD_COLOR) for each in encoded]
+    pictures = [cv2.imdecode(png, cv2.IMREAD_COLOR) for png in encoded]
     return [picture.shape[:2] for picture in pictures if picture is not None]
 
 
@@ -96,14 +96,14 @@ def test_notebook_shows_a_picture_in_each_cell_that_trains_and_replaces_it(
 
 def test_notebook_that_gives_a_path_gets_the_file(notebook, tmp_path):
     drive(Plot(tmp_path / "a.png", every_steps=1))
-    assert [each.name for each in tmp_path.iterdir()] == ["a.png"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
     assert not notebook.outputs
 
 
 def test_without_a_path_the_file_outside_notebooks_is_curves_png(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     drive(Plot(every_steps=1))
-    assert [each.name for each in tmp_path.iterdir()] == ["curves.png"]
+    assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
 
 
 def test_picture_is_drawn_every_five_seconds_at_most_and_at_the_end(tmp_path, drawn, clock):

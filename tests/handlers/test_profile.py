@@ -40,7 +40,7 @@ def num_runs(directory):
     """Return how often the matrix product that ran most often did: once a step."""
     operations = profile.read_operations(folder_of(directory))
     # By either name: where JAX has lowered the same product before, its source is called otherwise.
-    dots = [each for each in operations if "dot" in each.source or each.name.startswith("dot")]
+    dots = [dot for dot in operations if "dot" in dot.source or dot.name.startswith("dot")]
     return max(operation.num_runs for operation in dots)
 
 
@@ -112,8 +112,8 @@ def test_trace_is_what_tensorboard_and_perfetto_open(traced):
 def test_launches_are_marked_with_their_first_step(traced, tmp_path):
     trained(Profile(tmp_path, first_step=4, num_steps=3), steps_per_call=2)
     for directory, steps in ((traced[0], ["4", "5", "6"]), (tmp_path, ["4", "6"])):
-        events = [each for each in events_of(directory) if each.get("name") == "train"]
-        assert [each["args"]["step_num"] for each in events] == steps
+        events = [launch for launch in events_of(directory) if launch.get("name") == "train"]
+        assert [launch["args"]["step_num"] for launch in events] == steps
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def read(folder, events):
     """Return name, number of runs and microseconds of the operations in a trace."""
     with gzip.open(folder / "host.trace.json.gz", "wt") as file:
         json.dump({"traceEvents": events}, file)
-    return [(each.name, each.num_runs, each.total_ms * 1e3) for each in read_operations(folder)]
+    return [(op.name, op.num_runs, op.total_ms * 1e3) for op in read_operations(folder)]
 
 
 def test_operations_of_a_cpu_are_those_of_the_compiler(tmp_path):
@@ -218,8 +218,8 @@ def test_time_of_a_loop_is_without_that_of_its_body(tmp_path):
         event("dot", 100, 5, hlo_op="dot"),
         event("dot", 0, 1, tid=2, hlo_op="dot"),
     ]
-    found = read(tmp_path, events)
-    assert sorted(found) == [("add", 1, 40), ("call", 1, 20), ("dot", 3, 36), ("while", 1, 10)]
+    operations = read(tmp_path, events)
+    assert sorted(operations) == [("add", 1, 40), ("call", 1, 20), ("dot", 3, 36), ("while", 1, 10)]
 
 
 def test_trace_without_operations_is_an_empty_table(tmp_path):

@@ -60,11 +60,11 @@ def drawn(monkeypatch):
 
     def draw_metrics(parent, metrics, num_left_out):
         points = {}
-        for each in metrics:
+        for metric in metrics:
             for part in ("train", "test"):
-                x, y = getattr(each, part)
-                if len(x) and each.name != "examples_per_sec":
-                    points[f"{part} {each.name}"] = list(zip(x, y, strict=True))
+                x, y = getattr(metric, part)
+                if len(x) and metric.name != "examples_per_sec":
+                    points[f"{part} {metric.name}"] = list(zip(x, y, strict=True))
         pages.append(points)
 
     monkeypatch.setattr(run_page, "draw_metrics", draw_metrics)
@@ -87,17 +87,17 @@ def test_page_has_every_part_and_loads_nothing(path):
     page = HtmlPage(path)
     sections = ["what-was-run", "curves", "epochs-and-tests", "classes", "confusion-matrix"]
     sections += ["worst-mistakes", "calibration", "samples-of-each-class", "where-time-went"]
-    assert [each["id"] for each in page.all("section")] == [*sections, "parameters-by-layer"]
+    assert [section["id"] for section in page.all("section")] == [*sections, "parameters-by-layer"]
     assert not page.all("script") + page.all("link") + page.all("iframe")
-    assert all(each["src"].startswith("data:image/png;base64,") for each in page.all("img"))
-    assert all(each["href"].startswith("#") for each in page.all("a"))
+    assert all(image["src"].startswith("data:image/png;base64,") for image in page.all("img"))
+    assert all(link["href"].startswith("#") for link in page.all("a"))
     assert "Report of digits" in page.said
     assert f"8 x cpu: {jax.devices()[0].device_kind}" in page.said
     assert "state complete epochs 5 of 5 steps 20" in page.said
     assert "net/depth <i>1</i>" in page.said
     assert "steps_per_call 2" in page.said
     assert "fc_0 51" in page.said
-    labels = [each["aria-label"] for each in page.all("svg")]
+    labels = [svg["aria-label"] for svg in page.all("svg")]
     drawn_names = [label.split(" by step")[0] for label in labels]
     assert drawn_names[:2] == ["loss", "accuracy"]
     assert "accuracy by confidence" in labels
@@ -108,7 +108,7 @@ def test_page_has_every_part_and_loads_nothing(path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         ({}, "No reader was given. Pass Report(reader=test_reader) to add this part."),
         (
@@ -124,13 +124,13 @@ def test_page_has_every_part_and_loads_nothing(path):
     ],
     ids=["reader", "label", "classes", "dict", "fails", "shape", "image", "none"],
 )
-def test_part_that_cannot_be_made_says_why(path, options, said):
+def test_part_that_cannot_be_made_says_why(path, options, reason):
     asked = {"infer": lambda batch: np.eye(3)[(batch["label"][:, 0] + 1) % 3]} | options
     if options:
         asked["reader"] = readers.arrays(image_data(6), 6)
     drive(Report(path, **(asked if options else {})))
     page = HtmlPage(path)
-    assert said in page.said
+    assert reason in page.said
     assert "Parameters by layer No trainer came with the event BeginTraining." in page.said
     assert "loss" in page.said
 
@@ -183,8 +183,8 @@ def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn):
     drive(other, num_epochs=3, first=12, source=source, **options)
     assert drawn[-1] == drawn[0]
     assert len(drawn[-1]["train loss"]) == 11
-    said = HtmlPage(path).said
-    assert [f"epoch {number} {8 * number} " in said for number in range(1, 5)] == [True] * 3 + [
+    text = HtmlPage(path).said
+    assert [f"epoch {number} {8 * number} " in text for number in range(1, 5)] == [True] * 3 + [
         False
     ]
     assert other.get_state()["secs"]["steps"] > states[0]["secs"]["steps"] > 0
@@ -208,10 +208,10 @@ def test_training_that_is_cut_short_has_a_page_and_keeps_its_error(path, reason)
     asked = []
     handler = Report(path, reader=lambda: asked, infer=asked.append)
     drive(handler, end=EndTraining(reason, error, 8))
-    said = HtmlPage(path).said
+    text = HtmlPage(path).said
     expected = {"interrupted": "interrupted: KeyboardInterrupt", "failed": "ValueError: the first"}
-    assert f"{expected[reason]} epochs" in said
-    assert "so this part was not made." in said
+    assert f"{expected[reason]} epochs" in text
+    assert "so this part was not made." in text
 
 
 def test_page_is_there_while_it_trains_and_says_so(path, clock):
@@ -230,15 +230,15 @@ def test_page_is_there_while_it_trains_and_says_so(path, clock):
 
 
 def test_page_is_there_when_the_network_is_asked(path):
-    said = []
+    texts = []
 
     def reader():
-        said.append(HtmlPage(path).said)
+        texts.append(HtmlPage(path).said)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         drive(Report(path, reader=reader, infer=lambda batch: batch))
-    assert "state complete" in said[0]
+    assert "state complete" in texts[0]
     assert "This part was being made." in HtmlPage(path).said
 
 
@@ -295,9 +295,9 @@ def test_batches_are_of_any_form_that_a_test_takes(form):
         label="label",
         **options,
     )
-    found = asked.ask(None, ["image", "label"]).findings
-    np.testing.assert_array_equal(found.matrix, [[1, 0], [1, 1]])
-    assert found.mistakes[0].process is None
+    findings = asked.ask(None, ["image", "label"]).findings
+    np.testing.assert_array_equal(findings.matrix, [[1, 0], [1, 1]])
+    assert findings.mistakes[0].process is None
 
 
 def test_logits_count_as_the_probabilities_they_stand_for():
@@ -306,10 +306,10 @@ def test_logits_count_as_the_probabilities_they_stand_for():
 
     def ask(infer):
         options = {"image": "image", "label": "label", "classes": None}
-        found = Questions(
+        answers = Questions(
             reader=[batch], infer=infer, num_mistakes=1, num_samples=1, **options
         ).ask(None)
-        return found.findings.cross_entropy
+        return answers.findings.cross_entropy
 
     expected = -np.log([0.8, 0.6]).mean()
     assert ask(lambda batch: shares) == pytest.approx(expected)

@@ -235,22 +235,22 @@ def test_results_of_an_evaluate_get_rows(path):
     expected = ["test 2", "epoch 3", "test 3", "test 4", "test 6", "epoch 6"]
     for name in "ab":
         file = path.with_name(name)
-        found = columns(file, "kind", "global_step")
-        assert sorted(found) == sorted(expected)
+        values = columns(file, "kind", "global_step")
+        assert sorted(values) == sorted(expected)
         tests = [row for row in rows(file) if row["kind"] == "test"]
         assert [float(row["loss"]) for row in tests] == [m["loss"] for _, m in evaluate.results]
 
 
 def test_results_of_a_function_get_rows_at_the_end_of_each_epoch(path):
     drive(CSVLog(path, every_steps=0, test=lambda: 0.25), num_epochs=2)
-    found = columns(path, "kind", "epoch", "step", "global_step", "loss")
-    assert found == ["epoch 0 8 8 0.5", "test 0 7 8 0.25", "epoch 1 8 16 0.5", "test 1 7 16 0.25"]
+    values = columns(path, "kind", "epoch", "step", "global_step", "loss")
+    assert values == ["epoch 0 8 8 0.5", "test 0 7 8 0.25", "epoch 1 8 16 0.5", "test 1 7 16 0.25"]
     # Resumed at the end of the last epoch, before it ended.
     log = CSVLog(path, every_steps=0, test=lambda: 0.25)
     log(BeginTraining(1, 1, 16))
     log(EndEpoch(1, 16, 8, 80, lambda: 0.5))
     log(EndTraining("completed"))
-    assert sorted(columns(path, "kind", "epoch", "step", "global_step", "loss")) == sorted(found)
+    assert sorted(columns(path, "kind", "epoch", "step", "global_step", "loss")) == sorted(values)
 
 
 def test_resumed_run_repeats_no_test(path):

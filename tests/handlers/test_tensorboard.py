@@ -18,9 +18,9 @@ from tests.networks import linear_reader
 def loaded(folder):
     """Return what TensorBoard reads in a run's folder, all of it."""
     everything = {"scalars": 0, "tensors": 0, "images": 0, "histograms": 0}
-    found = EventAccumulator(str(folder), size_guidance=everything)
-    found.Reload()
-    return found
+    accumulator = EventAccumulator(str(folder), size_guidance=everything)
+    accumulator.Reload()
+    return accumulator
 
 
 def points(folder, tag):
@@ -28,8 +28,8 @@ def points(folder, tag):
 
 
 def tensors(folder, tag):
-    found = loaded(folder).Tensors(tag)
-    return [(event.step, tensor_util.make_ndarray(event.tensor_proto)) for event in found]
+    events = loaded(folder).Tensors(tag)
+    return [(event.step, tensor_util.make_ndarray(event.tensor_proto)) for event in events]
 
 
 def test_steps_epochs_and_tests_are_curves_by_steps_done(tmp_path):
@@ -98,12 +98,12 @@ def test_histogram_of_odd_values_holds_the_finite_ones(values):
 def test_images_are_png_with_their_colours(tmp_path, shape, kind):
     random = np.random.default_rng(0)
     many = random.integers(0, 256, size=(2, *shape), dtype=np.uint8)
-    given = {"one": many[0], "list": list(many), "array": many}[kind]
-    drive(TensorBoard(tmp_path, images=lambda: {"digits": given}))
-    ((step, found),) = tensors(tmp_path / "train", "images/digits")
-    assert (step, list(found[:2])) == (8, [b"6", b"4"])
-    assert len(found) == (3 if kind == "one" else 4)
-    for data, image in zip(found[2:], many, strict=False):
+    images = {"one": many[0], "list": list(many), "array": many}[kind]
+    drive(TensorBoard(tmp_path, images=lambda: {"digits": images}))
+    ((step, values),) = tensors(tmp_path / "train", "images/digits")
+    assert (step, list(values[:2])) == (8, [b"6", b"4"])
+    assert len(values) == (3 if kind == "one" else 4)
+    for data, image in zip(values[2:], many, strict=False):
         decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
         decoded = decoded.reshape(shape)
         order = [0] if shape[2] == 1 else [2, 1, 0, 3][: shape[2]]
@@ -189,10 +189,10 @@ def sessions(folder):
     from tensorboard.plugins import base_plugin
     from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
-    found = plugin_event_multiplexer.EventMultiplexer()
-    found.AddRunsFromDirectory(str(folder))
-    found.Reload()
-    provider = data_provider.MultiplexerDataProvider(found, str(folder))
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(folder))
+    multiplexer.Reload()
+    provider = data_provider.MultiplexerDataProvider(multiplexer, str(folder))
     tab = backend_context.Context(base_plugin.TBContext(data_provider=provider))
     request = context.RequestContext()
     metadata = tab.hparams_metadata(request, "")
@@ -211,8 +211,8 @@ def sessions(folder):
 
 def test_hyperparameters_of_runs_are_a_table_beside_their_curves(tmp_path):
     for rate in (0.5, 0.25):
-        given = {"rate": rate, "flag": True, "net": {"kind": "fc"}}
-        board = TensorBoard(tmp_path / f"{rate}", test=lambda: 3.0, hyperparameters=given)
+        hyperparameters = {"rate": rate, "flag": True, "net": {"kind": "fc"}}
+        board = TensorBoard(tmp_path / f"{rate}", test=lambda: 3.0, hyperparameters=hyperparameters)
         linear_trainer().train(linear_reader(), board)
     low, high = sorted(sessions(tmp_path))
     name, values, curves, end = high

@@ -84,7 +84,7 @@ READ = {
 
 @pytest.mark.parametrize("name", READ)
 def test_steps_off_the_interval_are_not_read_and_others_after_the_next_launch(name, tmp_path):
-    plateaus = {each.__name__: each for each in (EarlyStopping, ReduceOnPlateau)}
+    plateaus = {plateau.__name__: plateau for plateau in (EarlyStopping, ReduceOnPlateau)}
     handler = plateaus[name](patience=9) if name in plateaus else all_handlers(tmp_path)[name]
     source = drive(handler, num_epochs=2, num_steps=10, trainer=driven_trainer())
     assert (source.steps, source.epochs) == READ[name]

@@ -198,17 +198,17 @@ def test_steps_epochs_and_tests_are_curves_by_steps_done(make, store):
 
 @HANDLERS
 def test_hyperparameters_are_the_users_and_what_the_trainer_says(make, store):
-    given = {"learning_rate": np.float32(0.5), "net": {"depth": 3}, "none": None}
-    log = make(every_steps=1, hyperparameters=given)
+    hyperparameters = {"learning_rate": np.float32(0.5), "net": {"depth": 3}, "none": None}
+    log = make(every_steps=1, hyperparameters=hyperparameters)
     trainer = ps.Trainer(linear_program, optax.inject_hyperparams(optax.sgd)(0.5), place="cpu")
     trainer.train(linear_reader(), log)
     (run,) = store.runs.values()
-    said = {name: str(value) for name, value in run.hyperparameters.items()}
-    assert (said["learning_rate"], said["net/depth"]) == ("0.5", "3")
-    assert said["configuration/precision"] == "float32"
-    assert (said["devices/platform"], said["parameters/all"]) == ("cpu", "5")
-    assert said["versions/jax"] == jax.__version__
-    assert not {"none", "parameters/table"} & set(said)
+    values = {name: str(value) for name, value in run.hyperparameters.items()}
+    assert (values["learning_rate"], values["net/depth"]) == ("0.5", "3")
+    assert values["configuration/precision"] == "float32"
+    assert (values["devices/platform"], values["parameters/all"]) == ("cpu", "5")
+    assert values["versions/jax"] == jax.__version__
+    assert not {"none", "parameters/table"} & set(values)
     assert run.points["train/learning_rate"] == [(1, 0.5), (2, 0.5), (3, 0.5)]
 
 
@@ -367,11 +367,11 @@ def test_mlflow_itself_keeps_one_run_of_two_parts(tmp_path):
     assert (run.info.run_name, run.info.status) == ("a", "FINISHED")
     assert run.data.params["rate"] == "0.05"
     assert run.data.params["configuration/precision"] == "float32"
-    steps = [each.step for each in client.get_metric_history(run.info.run_id, "train/loss")]
+    steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")]
     assert sorted(steps) == list(range(1, 10))
     tests = client.get_metric_history(run.info.run_id, "test/loss")
-    assert sorted(each.step for each in tests) == [3, 6, 9]
-    assert all(np.isnan(each.value) for each in tests)
+    assert sorted(metric.step for metric in tests) == [3, 6, 9]
+    assert all(np.isnan(metric.value) for metric in tests)
 
 
 @needs("wandb")
