@@ -18,52 +18,52 @@ def test_names_from_data_are_inert(tmp_path):
     add(page.main, "img", alt='" onerror="alert(1)', src="data:,")
     page.leave_out("Curves", f"of {EVIL}\udc80")
     page.write(tmp_path / "a.html")
-    found = HtmlPage(tmp_path / "a.html")
-    assert not found.all("script")
-    assert all("onerror" not in each for each in found.all("img"))
-    assert found.said.count(EVIL) == 5
-    policies = [each.get("content") for each in found.all("meta") if "http-equiv" in each]
+    html = HtmlPage(tmp_path / "a.html")
+    assert not html.all("script")
+    assert all("onerror" not in image for image in html.all("img"))
+    assert html.said.count(EVIL) == 5
+    policies = [meta.get("content") for meta in html.all("meta") if "http-equiv" in meta]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
 
 
 def test_findings_keep_the_worst_mistakes_over_batches():
-    found = Findings(3, num_mistakes=2, num_samples=1)
+    findings = Findings(3, num_mistakes=2, num_samples=1)
     shares = [[0.6, 0.3, 0.1], [0.7, 0.2, 0.1], [0.9, 0.05, 0.05], [0.2, 0.7, 0.1]]
     for row, label in zip(shares, (1, 2, 2, 1), strict=True):
         image = np.full((1, 2, 2, 1), 10 * label, np.uint8)
-        found.add(np.array([label]), np.array([row]), image)
+        findings.add(np.array([label]), np.array([row]), image)
         # The reader's own: it may be written to again.
         image[:] = 255
-    assert [(each.number, each.right_share) for each in found.mistakes] == [(2, 0.05), (1, 0.1)]
-    assert found.mistakes[0].image is not None
-    assert found.mistakes[0].image.max() == 20
-    assert found.accuracy == 0.25
-    assert found.cross_entropy == pytest.approx(-np.log([0.3, 0.1, 0.05, 0.7]).mean())
-    assert {label: [each.number for each in kept] for label, kept in found.samples.items()} == {
+    assert [(case.number, case.right_share) for case in findings.mistakes] == [(2, 0.05), (1, 0.1)]
+    assert findings.mistakes[0].image is not None
+    assert findings.mistakes[0].image.max() == 20
+    assert findings.accuracy == 0.25
+    assert findings.cross_entropy == pytest.approx(-np.log([0.3, 0.1, 0.05, 0.7]).mean())
+    assert {label: [case.number for case in kept] for label, kept in findings.samples.items()} == {
         1: [0],
         2: [1],
     }
 
 
 def test_calibration_of_a_network_that_is_too_sure():
-    found = Findings(2, num_mistakes=0, num_samples=0)
+    findings = Findings(2, num_mistakes=0, num_samples=0)
     labels = np.array([0, 0, 0, 1])
-    found.add(labels, np.tile([0.95, 0.05], (4, 1)), np.zeros((4, 2, 2, 1), np.uint8))
-    assert found.calibration_error == pytest.approx(0.2)
-    assert found.bins[9].tolist() == [4, pytest.approx(3.8), 3]
+    findings.add(labels, np.tile([0.95, 0.05], (4, 1)), np.zeros((4, 2, 2, 1), np.uint8))
+    assert findings.calibration_error == pytest.approx(0.2)
+    assert findings.bins[9].tolist() == [4, pytest.approx(3.8), 3]
 
 
 def test_broken_probabilities_are_counted():
-    found = Findings(2, num_mistakes=1, num_samples=0)
-    found.add(np.array([1]), np.array([[np.nan, np.nan]]), np.zeros((1, 2, 2, 1), np.uint8))
-    assert (found.num_broken, found.accuracy) == (1, 0.0)
+    findings = Findings(2, num_mistakes=1, num_samples=0)
+    findings.add(np.array([1]), np.array([[np.nan, np.nan]]), np.zeros((1, 2, 2, 1), np.uint8))
+    assert (findings.num_broken, findings.accuracy) == (1, 0.0)
 
 
 def test_small_print_is_what_explains_a_picture_and_no_result(tmp_path):
-    page, found = Page("run"), Findings(2, num_mistakes=1, num_samples=1)
+    page, result = Page("run"), Findings(2, num_mistakes=1, num_samples=1)
     shares = np.array([[0.9, 0.1], [0.8, 0.2]])
-    found.add(np.array([0, 1]), shares, np.zeros((2, 2, 2, 1), np.uint8))
-    add_answers(page, Answers(findings=found, names=("cat", "dog")), ("--mistakes=9", "--samples"))
+    result.add(np.array([0, 1]), shares, np.zeros((2, 2, 2, 1), np.uint8))
+    add_answers(page, Answers(findings=result, names=("cat", "dog")), ("--mistakes=9", "--samples"))
     page.write(tmp_path / "a.html")
     text = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert '<p class="note">As the network gets them.' in text
@@ -76,28 +76,28 @@ def test_colors_of_times_are_those_of_the_bar(tmp_path, measure):
     secs = {"steps": 3.0, "data_wait": 0.5, "measure": measure, "compile": 2.0, "between": 1.0}
     add_times(page, secs, "")
     page.write(tmp_path / "a.html")
-    found = HtmlPage(tmp_path / "a.html")
-    swatches = [str(each["class"]) for each in found.all("span") if "swatch" in str(each["class"])]
-    bars = [each["class"] for each in found.all("i")]
-    assert [each.removeprefix("swatch ") for each in swatches] == bars
+    html = HtmlPage(tmp_path / "a.html")
+    swatches = [str(span["class"]) for span in html.all("span") if "swatch" in str(span["class"])]
+    bars = [bar["class"] for bar in html.all("i")]
+    assert [swatch.removeprefix("swatch ") for swatch in swatches] == bars
     # Each has a color in the page's style.
-    assert all(f".{each} {{ background" in STYLE for each in bars)
+    assert all(f".{bar} {{ background" in STYLE for bar in bars)
 
 
 @pytest.mark.parametrize(
-    ("num_points", "num_tests", "said"),
+    ("num_points", "num_tests", "key"),
     [
         (3, 0, "training , by steps done."),
         (3, 2, "training , test (dots) , by steps done."),
         (30, 0, "training (smoothed, over the faint values) , by steps done."),
     ],
 )
-def test_the_key_names_only_what_is_drawn(tmp_path, num_points, num_tests, said):
+def test_the_key_names_only_what_is_drawn(tmp_path, num_points, num_tests, key):
     page = Page("run")
     lines = [(np.arange(1.0, n + 1), np.arange(float(n))) for n in (num_points, num_tests)]
     draw_metrics(page.main, [Metric(name="loss", train=lines[0], test=lines[1])])
     page.write(tmp_path / "a.html")
-    assert said in HtmlPage(tmp_path / "a.html").said
+    assert key in HtmlPage(tmp_path / "a.html").said
 
 
 def test_numbers_at_an_axis_differ_and_steps_are_whole(tmp_path):
@@ -105,9 +105,9 @@ def test_numbers_at_an_axis_differ_and_steps_are_whole(tmp_path):
     train = np.array([1.0, 2.0]), np.array([6.48931, 6.48938])
     draw_metrics(page.main, [Metric(name="norm", train=train, test=(np.zeros(0), np.zeros(0)))])
     page.write(tmp_path / "a.html")
-    said = HtmlPage(tmp_path / "a.html").said
-    assert "6.48932 6.48934 6.48936" in said
-    assert "0 1 2 step" in said
+    text = HtmlPage(tmp_path / "a.html").said
+    assert "6.48932 6.48934 6.48936" in text
+    assert "0 1 2 step" in text
 
 
 @pytest.mark.parametrize("values", [[1e308, -1e308, 1e200, -1e200], [5e-324, 0.0, 1e-310, 1e308]])

@@ -115,8 +115,8 @@ def run_with_a_roll_back(shard, num_shards, directory):
     store.write = write_slowly
     trainer.train(reader, num_epochs=3)
     parameters = {name: value.tolist() for name, value in trainer.parameters.items()}
-    said = [line.partition("rolled back ")[2][:31] for line in messages.lines]
-    return {"parameters": parameters, "said": [line for line in said if line]}
+    texts = [line.partition("rolled back ")[2][:31] for line in messages.lines]
+    return {"parameters": parameters, "said": [line for line in texts if line]}
 
 
 def run_with_a_replay(shard, num_shards):
@@ -135,13 +135,13 @@ def run_with_a_replay(shard, num_shards):
     data = {"x": data["x"], "number": np.arange(NUM_EXAMPLES)}
     part = readers.Shard(shard, num_shards)
     reader = readers.arrays(data, batch_size=BATCH_SIZE, shard=part, transform=bend)
-    trainer, said = ps.Trainer(bent_program, optax.sgd(0.05)), []
+    trainer, errors = ps.Trainer(bent_program, optax.sgd(0.05)), []
     for call in (trainer.train, trainer.replay):
         try:
             call(reader)
         except FloatingPointError as error:
-            said.append(str(error))
-    return said
+            errors.append(str(error))
+    return errors
 
 
 class UnequalReader:
@@ -167,13 +167,13 @@ def run_with_unequal_readers(shard):
     def rooted_program():
         return layers.mean(layers.fc(jnp.sqrt(layers.data("x", shape=[5])), size=1))
 
-    trainer, said = ps.Trainer(rooted_program, optax.sgd(0.05)), []
+    trainer, errors = ps.Trainer(rooted_program, optax.sgd(0.05)), []
     for call in (functools.partial(trainer.train, num_epochs=2), trainer.replay):
         try:
             call(UnequalReader(shard))
         except FloatingPointError as error:
-            said.append(str(error))
-    return said
+            errors.append(str(error))
+    return errors
 
 
 def run_in_two(directory, shard):
@@ -189,13 +189,13 @@ def run_in_two(directory, shard):
         if isinstance(event, ps.EndStep) and event.global_step + 1 == step:
             trainer.stop()
 
-    found = []
+    weights = []
     for name, stop_after in (("whole", None), ("in_two", 17), ("in_two", None)):
         checkpoint = ps.CheckpointConfig(directory=f"{directory}/{name}")
         trainer = ps.Trainer(linear_program, optax.sgd(1e-4), checkpoint=checkpoint)
         trainer.train(read, functools.partial(stop_at, trainer, stop_after), num_epochs=2)
-        found.append(trainer.parameters["fc_0/w"].tolist())
-    return found
+        weights.append(trainer.parameters["fc_0/w"].tolist())
+    return weights
 
 
 def run_with_bytes(shard, dtype):
@@ -262,7 +262,7 @@ def run_predictions(shard, num_shards):
     batches = list(trainer(numbers).predict(reader, keep="id"))
     # The second process has one batch of two examples, the first has two.
     own = [[1000, 1001]] if shard else [[0, 1, 2, 3], [4, 5]]
-    own = [{"number": np.array(each, np.float32), "id": each} for each in own]
+    own = [{"number": np.array(batch, np.float32), "id": batch} for batch in own]
     unequal = trainer(numbers).predict_all(own, keep="id")
     return {
         "joined": columns["id"].tolist(),
