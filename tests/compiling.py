@@ -29,19 +29,19 @@ def xla_flags(num_devices: int = 1, level: int = 0) -> str:
     first `level` of optimisation is back in a moment. `PENSTOCK_TEST_OPTIMIZED=1` compiles as users
     do.
     """
-    found = [f"--xla_force_host_platform_device_count={num_devices}"]
+    flags = [f"--xla_force_host_platform_device_count={num_devices}"]
     # A flag that XLA does not know ends the process, and these come and go.
     version = importlib.metadata.version("jaxlib")
     if version.startswith(("0.10.", "0.12.")):
         # On a busy machine devices that share cores may wait longer for each other than the 40 s
         # after which XLA ends the process.
-        found.append("--xla_cpu_collective_call_terminate_timeout_seconds=300")
+        flags.append("--xla_cpu_collective_call_terminate_timeout_seconds=300")
     if not is_optimized():
-        found.append(f"--xla_backend_optimization_level={level}")
+        flags.append(f"--xla_backend_optimization_level={level}")
         if version.startswith("0.10."):
-            found.append("--xla_cpu_use_fusion_emitters=false")
-            found.append("--xla_cpu_parallel_codegen_split_count=1")
-    return " ".join(found)
+            flags.append("--xla_cpu_use_fusion_emitters=false")
+            flags.append("--xla_cpu_parallel_codegen_split_count=1")
+    return " ".join(flags)
 
 
 @contextlib.contextmanager
@@ -82,13 +82,13 @@ def folder() -> Path:
 
 def prune(kept: Path, most_bytes: int = MOST_BYTES) -> None:
     """Delete what was not read for longest until the rest fits; others may be doing the same."""
-    found = []
+    files = []
     for path in kept.glob("*"):
         with contextlib.suppress(OSError):
             status = path.stat()
-            found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
-    too_many = sum(size for _, size, _ in found) - most_bytes
-    for _, size, path in sorted(found, key=lambda each: each[0]):
+            files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    too_many = sum(size for _, size, _ in files) - most_bytes
+    for _, size, path in sorted(files, key=lambda file: file[0]):
         if too_many <= 0:
             return
         with contextlib.suppress(OSError):

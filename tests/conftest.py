@@ -108,13 +108,13 @@ def registries() -> Iterator[None]:
         of_preprocessing._PREPROCESSINGS,
         of_datasets.DATASETS,
     ]
-    before = [dict(each) for each in registered]
+    before = [dict(mapping) for mapping in registered]
     imported = set(sys.modules)
     yield
-    for each, names in zip(registered, before, strict=True):
-        if each != names:
-            each.clear()
-            each.update(names)
+    for registry, names in zip(registered, before, strict=True):
+        if registry != names:
+            registry.clear()
+            registry.update(names)
     for name in set(sys.modules) - imported:  # a plugin registers when it is imported
         path = getattr(sys.modules[name], "__file__", None) or ""
         if "." not in name and path.startswith(str(ROOT / "tests")):

@@ -12,10 +12,10 @@ def threads(name: str) -> set[threading.Thread]:
 
 def open_files() -> set[tuple[str, str]]:
     """Return the open descriptors of this process, each with what it is open on (on Linux)."""
-    found = set()
+    files = set()
     with contextlib.suppress(FileNotFoundError):  # no /proc
         for name in os.listdir("/proc/self/fd"):
             # Another thread may close one meanwhile, as that of the list itself is by now.
             with contextlib.suppress(FileNotFoundError):
-                found.add((name, os.readlink(f"/proc/self/fd/{name}")))
-    return found
+                files.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return files

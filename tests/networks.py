@@ -158,15 +158,15 @@ def assert_close(actual: Any, expected: Any, rtol: float = 1e-5) -> None:
 @contextlib.contextmanager
 def counted_compiles() -> Iterator[list[str]]:
     """Collect an entry for every compilation by XLA in this process, as JAX itself reports them."""
-    found: list[str] = []
+    names: list[str] = []
 
     def listen(event: str, duration_secs: float, **details: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            found.append(str(details.get("fun_name", event)))
+            names.append(str(details.get("fun_name", event)))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        yield found
+        yield names
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
 

@@ -12,8 +12,8 @@ REACHED = {
 
 
 def test_calls_files_and_moves_are_no_more_than_they_were():
-    for name, each in calls.measure().items():
+    for name, window in calls.measure().items():
         files, moves, entered = REACHED[name]
-        assert len(each.ordered_files()) <= files, (name, each.ordered_files())
-        assert each.num_moves <= moves, (name, each.frequent_moves(20))
-        assert len(each.entered) <= entered, (name, each.frequent(20))
+        assert len(window.ordered_files()) <= files, (name, window.ordered_files())
+        assert window.num_moves <= moves, (name, window.frequent_moves(20))
+        assert len(window.entered) <= entered, (name, window.frequent(20))

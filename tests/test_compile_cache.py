@@ -59,10 +59,10 @@ def test_second_start_finds_what_the_first_has_compiled_and_a_damaged_file_costs
     for number, path in enumerate(kept):
         data = path.read_bytes()
         path.write_bytes((data[:-9], b"", b"x" * 99)[number % 3])
-    fewer, again, said = run(tmp_path / "cache", warnings="default")
+    fewer, again, errors = run(tmp_path / "cache", warnings="default")
     assert fewer == 0
     assert again == total
-    assert "Error reading persistent compilation cache entry" in said
+    assert "Error reading persistent compilation cache entry" in errors
 
 
 @pytest.mark.slow
@@ -83,9 +83,9 @@ def test_folder_that_cannot_be_written_is_an_error_in_a_script_and_a_line_of_a_c
     monkeypatch.setenv(_compile_cache.CHOICE, str(tmp_path / "file" / "cache"))
     _compile_cache.use_in_commands()
     assert _compile_cache.FOLDER not in os.environ
-    said = capsys.readouterr().err
-    assert said.startswith("penstock: PENSTOCK_COMPILE_CACHE got ")
-    assert "What is compiled is not kept." in said
+    errors = capsys.readouterr().err
+    assert errors.startswith("penstock: PENSTOCK_COMPILE_CACHE got ")
+    assert "What is compiled is not kept." in errors
 
 
 def test_commands_use_the_folder_that_is_named_or_none(tmp_path, monkeypatch):

@@ -36,15 +36,15 @@ def requirements() -> tuple[list[str], dict[str, list[str]]]:
 
 def imports_of_others(source: str) -> list[tuple[int, str]]:
     """Return line and top-level name of each import of what is neither Python's nor ours."""
-    found: list[tuple[int, str]] = []
+    imports: list[tuple[int, str]] = []
     for node in import_nodes(source):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name.split(".")[0]) for alias in node.names]
+            imports += [(node.lineno, alias.name.split(".")[0]) for alias in node.names]
         elif node.module and not node.level:
-            found.append((node.lineno, node.module.split(".")[0]))
+            imports.append((node.lineno, node.module.split(".")[0]))
     # `_typeshed` comes with checkers of types, for whom alone it is imported.
     ours = {PACKAGE, "_typeshed", *sys.stdlib_module_names}
-    return [(line, name) for line, name in found if name not in ours]
+    return [(line, name) for line, name in imports if name not in ours]
 
 
 @functools.cache

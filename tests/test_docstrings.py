@@ -32,12 +32,12 @@ def find_examples() -> list[doctest.DocTest]:
     """Return the docstrings of penstock's modules that hold an example."""
     finder = doctest.DocTestFinder()
     modules = [importlib.import_module(module_name(path)) for path in read_sources(PACKAGE)]
-    found = [
+    docstrings = [
         docstring
         for module in modules
         for docstring in finder.find(module, module.__name__, extraglobs=ASSUMED)
     ]
-    return [docstring for docstring in found if docstring.examples]
+    return [docstring for docstring in docstrings if docstring.examples]
 
 
 def run(docstring: doctest.DocTest) -> str:
@@ -54,7 +54,7 @@ def as_parameter(docstring: doctest.DocTest) -> Any:
     return pytest.param(docstring, id=docstring.name, marks=marks)
 
 
-@pytest.mark.parametrize("docstring", [as_parameter(each) for each in find_examples()])
+@pytest.mark.parametrize("docstring", [as_parameter(docstring) for docstring in find_examples()])
 def test_example_prints_what_it_says(docstring: doctest.DocTest):
     difference = run(docstring)
     if difference:

@@ -129,9 +129,9 @@ def test_commands_of_the_readme_run_as_they_are_pasted(tmp_path, monkeypatch):
     assert block is not None
     lines = re.findall(r"^\$ (penstock .*)$", block[1], re.MULTILINE)
     assert len(lines) == 3
-    said = run_commands("\n".join(lines))
+    output = run_commands("\n".join(lines))
     for line in re.findall(r"^runs/\S+", block[1], re.MULTILINE):
-        assert line in said
+        assert line in output
 
 
 def find_unknown_commands(text: str) -> list[str]:
@@ -141,8 +141,8 @@ def find_unknown_commands(text: str) -> list[str]:
         for block in CODE.finditer(text)
         for name in re.findall(r"^(?:\$ )?penstock ([a-z-]+)", block.group(1), re.MULTILINE)
     }
-    known = re.findall(r"^  ([a-z-]+) ", commands._help(), re.MULTILINE)
-    return sorted(named - set(known))
+    existing = re.findall(r"^  ([a-z-]+) ", commands._help(), re.MULTILINE)
+    return sorted(named - set(existing))
 
 
 def test_commands_that_pages_name_exist():

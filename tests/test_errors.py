@@ -90,10 +90,10 @@ def test_builders_inferencers_and_fluids_trainers_refuse_what_nothing_reads(trai
         fluid.Trainer(linear_program, fluid.optimizer.SGD),
         fluid.Inferencer(light_program, tmp_path),
     ]
-    for each in made:
+    for instance in made:
         with pytest.raises(AttributeError, match=r"place got a value, .*\(\.\.\., place=\.\.\.\)"):
-            each.place = "cpu"
-        assert weakref.ref(each)() is each
+            instance.place = "cpu"
+        assert weakref.ref(instance)() is instance
 
 
 def test_trainers_subclass_of_a_user_has_attributes_of_its_own():

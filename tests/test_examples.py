@@ -22,9 +22,9 @@ from tests.source_tree import ROOT
 def command_of(name: str) -> list[str]:
     """Return the command in an example's docstring, for this Python and from any folder."""
     source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
-    found = re.search(r"`python (examples/.*?)`", ast.get_docstring(ast.parse(source)) or "")
-    assert found is not None, f"{name} does not say how it is started"
-    path, *flags = shlex.split(found[1])
+    match = re.search(r"`python (examples/.*?)`", ast.get_docstring(ast.parse(source)) or "")
+    assert match is not None, f"{name} does not say how it is started"
+    path, *flags = shlex.split(match[1])
     return [sys.executable, "-W", "error", str(ROOT / path), *flags]
 
 
@@ -43,9 +43,9 @@ def run(name: str, folder: Path, *flags: str) -> str:
 
 def percent(pattern: str, text: str) -> float:
     """Return the number that `pattern` finds."""
-    found = re.search(pattern, text)
-    assert found is not None, text
-    return float(found[1])
+    match = re.search(pattern, text)
+    assert match is not None, text
+    return float(match[1])
 
 
 @pytest.mark.slow

@@ -167,14 +167,14 @@ def is_package(module: str, modules: set[str]) -> bool:
 
 def named_imports(source: str, path: str) -> list[tuple[int, str]]:
     """Return line and full dotted name of everything of ours that a file imports."""
-    found = []
+    imports = []
     for node in import_nodes(source):
         if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
+            imports += [(node.lineno, alias.name) for alias in node.names]
         else:
             base = absolute_base(node, path)
-            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
-    return [(line, name) for line, name in found if name.split(".")[0] == PACKAGE]
+            imports += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+    return [(line, name) for line, name in imports if name.split(".")[0] == PACKAGE]
 
 
 def find_cycle(sources: dict[str, str]) -> list[str]:

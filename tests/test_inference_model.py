@@ -106,8 +106,8 @@ def make_feed(count):
 
 
 PROGRAMS = {
-    each.__name__: each
-    for each in (
+    program.__name__: program
+    for program in (
         *(images, draw_images, classify_words, tag_words, attend, write, compare_examples),
     )
 }

@@ -30,12 +30,12 @@ def test_platform_that_is_not_here_is_refused_with_what_is():
 @pytest.mark.parametrize("make", [Mesh, lambda devices, axes: jax.make_mesh((2, 2), axes)])
 def test_mesh_may_have_other_axes_than_that_of_the_batches(make):
     mesh = make(np.asarray(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
-    found = []
+    losses = []
     for place in (mesh, jax.devices()[0]):
         builder = ps.ProgramBuilder(linear_program, optax.sgd(0.1), place=place)
         state, _ = builder.train(builder.init(), linear_data(5))
-        found.append(float(builder.test(state, linear_data(7))))
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+        losses.append(float(builder.test(state, linear_data(7))))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_mesh_without_the_axis_of_the_batches_is_refused():

@@ -27,17 +27,17 @@ def structure(*items):
 
 def summed(values, weights):
     """Accumulate scalars `values` [N], each of a batch of `weights` [N] examples."""
-    each = structure(SCALAR)
+    scalar = structure(SCALAR)
 
     @jax.jit
     def run(values, weights):
         def body(sums, pair):
             value, count = pair
-            return add(sums, sum_up(Returned([value], []), each, count)), None
+            return add(sums, sum_up(Returned([value], []), scalar, count)), None
 
-        return jax.lax.scan(body, _metrics.zeros(each), (values, weights))[0]
+        return jax.lax.scan(body, _metrics.zeros(scalar), (values, weights))[0]
 
-    return compute_values(run(values, weights), each)[0]
+    return compute_values(run(values, weights), scalar)[0]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_metric_beside_one_that_computes_a_dict_is_monitored():
 
     returned = {"sides": Sides(jnp.ones(())), "loss": jnp.ones(()), "late": jnp.zeros(())}
     structure, _ = _metrics.flatten_returned(returned, "a program")
-    found = {"sides": {"left": 1.0, "right": -1.0}, "loss": 2.0, "late": 3.0}
-    values = [_metrics.find_monitored(found, name, {"train": structure}) for name in returned]
+    results = {"sides": {"left": 1.0, "right": -1.0}, "loss": 2.0, "late": 3.0}
+    values = [_metrics.find_monitored(results, name, {"train": structure}) for name in returned]
     assert values == [None, 2.0, 3.0]
 
 

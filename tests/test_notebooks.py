@@ -78,8 +78,8 @@ def test_notebook_is_saved_with_the_outputs_of_one_run(path):
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert not [each for each in outputs if each["output_type"] == "error"]
-    assert not [each for each in outputs if each.get("name") == "stderr"]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
 
 
 @every_notebook

@@ -21,13 +21,13 @@ LABEL = {"label": spec("label", [1], "int32")}
 BOTH = {**IMAGE, **LABEL}
 
 
-def checked(feed, specs=BOTH, known=BOTH):
-    return _padded_batches.check_feed(feed, specs, known)
+def checked(feed, specs=BOTH, declared=BOTH):
+    return _padded_batches.check_feed(feed, specs, declared)
 
 
-def error_of(feed, specs=BOTH, known=BOTH):
+def error_of(feed, specs=BOTH, declared=BOTH):
     with pytest.raises(ps.FeedError) as caught:
-        checked(feed, specs, known)
+        checked(feed, specs, declared)
     return str(caught.value)
 
 
@@ -175,12 +175,12 @@ def test_feed_that_does_not_fit_is_refused_saying_what_to_do(what):
     feed, text = REFUSED[what]
     is_whole = not isinstance(feed, dict) or "carried" in feed
     specs = BOTH if is_whole else {name: BOTH[name] for name in feed}
-    found, begin = error_of(feed, specs, known=None), text.removesuffix("...")
-    assert found.startswith(begin) if begin != text else found == text
+    message, begin = error_of(feed, specs, declared=None), text.removesuffix("...")
+    assert message.startswith(begin) if begin != text else message == text
 
 
 def test_feed_with_a_misspelt_name_lists_what_there_is_and_the_nearest():
-    text = error_of({"imgae": images(2), "label": np.zeros((2, 1), np.int32)}, known=None)
+    text = error_of({"imgae": images(2), "label": np.zeros((2, 1), np.int32)}, declared=None)
     assert text == "feed got 'imgae', 'label', expected also 'image'. Is it misspelt as 'imgae'?"
 
 
@@ -291,11 +291,11 @@ def test_process_without_examples_brings_bytes_as_the_others_do_and_two_dtypes_a
 ):
     monkeypatch.setattr(_padded_batches._mesh, "owners", lambda mesh: [0, 1])
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    others = [3, ["image"]], {}
+    theirs = [3, ["image"]], {}
     feeder = _padded_batches.Feeder(
         builder_on(one_device).mesh,
         {"image": spec("image", [4])},
-        exchange=lambda what, own: [own, others],
+        exchange=lambda what, own: [own, theirs],
     )
     batch = feeder.prepare([{"image": np.zeros((0, 4), np.float32)}])
     assert batch.columns[0]["image"].dtype == np.uint8

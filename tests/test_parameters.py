@@ -418,8 +418,8 @@ def test_everything_that_takes_parameters_takes_the_same_paths(tmp_path, part):
     loaded = make_linear_trainer(seed=5)
     loaded.load_params(path)
     inferencer = ps.Inferencer(linear, path)
-    for each in (started, loaded, inferencer):
-        assert_same_bits(dict(each.parameters), expected)
+    for owner in (started, loaded, inferencer):
+        assert_same_bits(dict(owner.parameters), expected)
 
 
 def test_file_that_the_disk_does_not_take_is_an_os_error_and_leaves_nothing(tmp_path):

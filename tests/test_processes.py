@@ -12,7 +12,7 @@ from tests.two_processes import NUM_EXAMPLES
 
 def results(*words):
     """Run two processes that share a training run; return what each came to."""
-    return [each["result"] for each in run_group(2, 1, "tests.two_processes", *words)]
+    return [output["result"] for output in run_group(2, 1, "tests.two_processes", *words)]
 
 
 def finished(*words):
@@ -41,7 +41,7 @@ def test_two_processes_roll_back_to_the_checkpoint_that_the_first_still_writes(t
 def several(tmp_path_factory):
     """Return by name what each of two processes, of two devices each, came to in several runs."""
     words = "several", str(tmp_path_factory.mktemp("runs"))
-    first, second = (each["result"] for each in run_group(2, 2, "tests.two_processes", *words))
+    first, second = (output["result"] for output in run_group(2, 2, "tests.two_processes", *words))
     return {name: (first[name], second[name]) for name in first}
 
 

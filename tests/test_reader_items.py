@@ -379,10 +379,10 @@ def test_generator_may_fill_the_arrays_of_its_sequences_for_all_of_its_batches(f
 def test_arrays_in_nested_tuples_are_copied_and_other_objects_are_not():
     word, thing = np.zeros(2, np.int32), object()
     things = np.array([thing, None], object)
-    others = np.array([object(), threading.Lock()], object)  # a lock cannot be copied
+    objects = np.array([object(), threading.Lock()], object)  # a lock cannot be copied
 
     def fill():
-        yield {"words": [(word, [word])], "things": things, "others": others}
+        yield {"words": [(word, [word])], "things": things, "others": objects}
 
     batch = dict[str, Any](next(iter(Pass(fill, Fields({}, None), 0))))
     word += 1
@@ -390,7 +390,7 @@ def test_arrays_in_nested_tuples_are_copied_and_other_objects_are_not():
     ((first, (second,)),) = batch["words"]
     assert (first.tolist(), second.tolist()) == ([0, 0], [0, 0])
     assert batch["things"][0] is thing
-    assert batch["others"].tolist() == others.tolist()
+    assert batch["others"].tolist() == objects.tolist()
 
 
 def test_iterator_of_a_pass_is_closed_at_its_end_and_when_the_pass_is_dropped():

@@ -133,7 +133,7 @@ def test_report_names_some_of_what_was_not_asked_for_and_all_that_is_missing(cap
     names = [f"layer_{number}/w" for number in range(9)]
     report = {"loaded": [], "excluded": names, "missing": names, "mismatched": [], "extra": []}
     _parameters._print_report("a", report)
-    said = capsys.readouterr().out
-    assert said.count("kept, not asked for") == 5
-    assert "kept, not asked for: 5 more of 9" in said
-    assert said.count("kept, not in the file") == 9
+    output = capsys.readouterr().out
+    assert output.count("kept, not asked for") == 5
+    assert "kept, not asked for: 5 more of 9" in output
+    assert output.count("kept, not in the file") == 9

@@ -20,7 +20,7 @@ def spec(name, shape=(1,), dtype="int32", buckets=()):
 IDS = spec("ids", buckets=(4, 8))
 FRAMES = spec("frames", (3,), "float32")
 MAPS = spec("maps", (2, 3), "float32")
-KNOWN = {each.name: each for each in (IDS, FRAMES, MAPS)}
+KNOWN = {feed_spec.name: feed_spec for feed_spec in (IDS, FRAMES, MAPS)}
 
 
 def words_of(expected, value, **beside):
@@ -274,12 +274,12 @@ def test_lengths_that_do_not_fit_are_told(what):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "kind"),
     [([[1], [2]], "a list"), (([1],), "a list"), (ps.Sequence(PADDED, LENGTHS), "a Sequence")],
 )
-def test_lengths_beside_what_has_its_own_are_refused(value, said):
+def test_lengths_beside_what_has_its_own_are_refused(value, kind):
     assert error_of(IDS, value, ids_length=[1, 1]) == (
-        f"feed 'ids' got {said} beside 'ids_length', expected a padded array beside it. The "
+        f"feed 'ids' got {kind} beside 'ids_length', expected a padded array beside it. The "
         "lengths are known already. Leave the second out."
     )
 
@@ -289,9 +289,9 @@ def test_unknown_names_are_told_those_of_lengths_too():
         "feed got the unknown input 'idz', expected 'ids', 'frames', 'maps'. Did you mean 'ids'?"
     )
     assert "the unknown input 'idz_length', expected 'ids'" in error_of(IDS, [[1]], idz_length=[1])
-    known = {"label": FeedSpec(name="label", shape=(1,), dtype=np.dtype("int32"))}
+    specs = {"label": FeedSpec(name="label", shape=(1,), dtype=np.dtype("int32"))}
     with pytest.raises(ps.FeedError, match="unknown input 'label_length', expected 'label'"):
-        _padded_batches.check_feed({"label": [[1]], "label_length": [1]}, known, known)
+        _padded_batches.check_feed({"label": [[1]], "label_length": [1]}, specs, specs)
 
 
 def test_misspelt_lengths_are_no_column_to_carry():
@@ -364,7 +364,7 @@ def test_what_comes_back_is_what_was_fed_cut_to_its_lengths(place):
     ids = [list(range(n)) for n in (5, 0, 1, 8, 3)]
     frames = [random.normal(size=(n, 3)).astype(np.float32) for n in (0, 20, 1, 2, 17)]
     out = builder.infer(builder.init(), {"ids": ids, "frames": frames})
-    assert [each[:, 0].tolist() for each in out["ids"]] == ids
+    assert [sequence[:, 0].tolist() for sequence in out["ids"]] == ids
     for actual, expected in zip(out["frames"], frames, strict=True):
         np.testing.assert_array_equal(actual, 2 * expected)
 

@@ -94,12 +94,12 @@ def find_problems(name: str, value: Any) -> list[str]:
 
 
 def test_public_names_are_documented_and_annotated():
-    found = {
+    objects = {
         (value.__module__, value.__qualname__): (f"{module.__name__}.{name}", value)
         for module in public_modules()
         for name, value in public_names(module).items()
     }
-    problems = [line for name, value in found.values() for line in find_problems(name, value)]
+    problems = [line for name, value in objects.values() for line in find_problems(name, value)]
     assert not problems, "\n".join(problems)
 
 

@@ -29,7 +29,7 @@ def read_images():
 
 def make_trainer(infer_func):
     def train_program():
-        return sum(layers.mean(each) for each in jax.tree.leaves(infer_func()))
+        return sum(layers.mean(output) for output in jax.tree.leaves(infer_func()))
 
     return ps.Trainer(train_program, optax.sgd(0.1), infer_func=infer_func, place=one_device())
 
@@ -46,19 +46,19 @@ def test_a_saved_model_takes_batches_and_sequences_of_any_size(tmp_path):
         words = random.integers(0, 50, (count, length, 1)).astype(np.int32)
         lengths = random.integers(1, length + 1, count).astype(np.int32)
         lengths[0] = length
-        found = load(tmp_path / "model")(words=words, words_length=lengths)["output"].numpy()
+        output = load(tmp_path / "model")(words=words, words_length=lengths)["output"].numpy()
         cut = [row[:n] for row, n in zip(words, lengths, strict=True)]
-        np.testing.assert_allclose(found, trainer.infer({"words": cut}), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(output, trainer.infer({"words": cut}), rtol=1e-4, atol=1e-6)
 
 
 def test_outputs_are_found_by_their_names(tmp_path):
     trainer = make_trainer(read_images)
     tensorflow_export.save(tmp_path / "model", trainer)
     image = np.random.default_rng(0).normal(size=(3, 12, 12, 1)).astype(np.float32)
-    found, expected = load(tmp_path / "model")(image=image), trainer.infer({"image": image})
-    assert found.keys() == expected.keys()
+    outputs, expected = load(tmp_path / "model")(image=image), trainer.infer({"image": image})
+    assert outputs.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(outputs[name].numpy(), value, rtol=1e-4, atol=1e-6)
 
 
 def test_what_tensorflow_answers_otherwise_is_not_kept(tmp_path):

@@ -34,13 +34,13 @@ def pure_callback_to_a_scalar(x, w):
 
 @body(**W)
 def pure_callback_by_example(x, w):
-    def each(row):
+    def row_norm(row):
         shape = jax.ShapeDtypeStruct((), jnp.float32)
         return jax.pure_callback(
             lambda r: np.float32(np.linalg.norm(r)), shape, row, vmap_method="sequential"
         )
 
-    size = jax.lax.stop_gradient(jax.vmap(each)(x))
+    size = jax.lax.stop_gradient(jax.vmap(row_norm)(x))
     return jnp.mean(jnp.sum((x @ w) ** 2, axis=1) / (1 + size)), size
 
 

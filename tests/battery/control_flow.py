@@ -145,12 +145,12 @@ def size_in_arithmetic(x, y, w):
 
 @body(**SQUARE)
 def vmap_with_an_axis_name(x, w, v):
-    def each(row):
+    def row_loss(row):
         h = jnp.tanh(row @ w)
         h = h - lax.pmean(h, "examples")
         return jnp.sum((h @ v) ** 2) / lax.psum(1, "examples")
 
-    return jax.vmap(each, axis_name="examples")(x).sum() / 10
+    return jax.vmap(row_loss, axis_name="examples")(x).sum() / 10
 
 
 @body(**SQUARE)

@@ -42,13 +42,13 @@ def denoising_diffusion(x, key, w, v):
 
 @body(w=(7, 8), v=(8, 6))
 def flow_matching_with_keys_by_example(x, key, w, v):
-    def each(key, x):
+    def loss(key, x):
         t = jax.random.uniform(key)
         start = jax.random.normal(jax.random.fold_in(key, 1), x.shape)
         at = (1 - t) * start + t * x
         return jnp.sum((jnp.tanh(jnp.append(at, t) @ w) @ v - (x - start)) ** 2)
 
-    return jax.vmap(each)(jax.random.split(key, len(x)), x).mean()
+    return jax.vmap(loss)(jax.random.split(key, len(x)), x).mean()
 
 
 @body(w=(6, 6), u=(6, 1))

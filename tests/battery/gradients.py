@@ -53,8 +53,8 @@ def hessian_trace_by_products(x, y, w, v):
 
 @body(**NET)
 def norms_of_gradients_by_example(x, y, w, v):
-    each = jax.vmap(jax.grad(fit), in_axes=(None, 0, 0))((w, v), x[:, None], y[:, None])
-    norms = jnp.sqrt(sum(jnp.sum(g**2, axis=(1, 2)) for g in each))
+    gradients = jax.vmap(jax.grad(fit), in_axes=(None, 0, 0))((w, v), x[:, None], y[:, None])
+    norms = jnp.sqrt(sum(jnp.sum(g**2, axis=(1, 2)) for g in gradients))
     return fit((w, v), x, y) + 0.01 * jnp.var(norms), norms
 
 

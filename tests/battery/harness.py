@@ -133,8 +133,8 @@ def body(**fields: Any) -> Callable[[Any], Any]:
             return function(**_given(names), **params)
 
         def bare(variables: Any, feed: Any, is_training: bool) -> tuple[Any, Any]:
-            given = {**feed, "mean": jnp.mean}
-            return function(**{name: given[name] for name in names}, **variables["params"]), {}
+            inputs = {**feed, "mean": jnp.mean}
+            return function(**{name: inputs[name] for name in names}, **variables["params"]), {}
 
         _register(
             function,
@@ -162,10 +162,10 @@ def module(*, has_keys: bool = False, **fields: Any) -> Callable[[Any], Any]:
             return cls(name="net")(**_given(parameters))
 
         def bare(variables: Any, feed: Any, is_training: bool) -> tuple[Any, Any]:
-            given = {**feed, "train": is_training}
+            inputs = {**feed, "train": is_training}
             own = {name: tree["net"] for name, tree in variables.items() if "net" in tree}
             changed = ["batch_stats"] if is_training else []
-            arguments = {name: given[name] for name in parameters}
+            arguments = {name: inputs[name] for name in parameters}
             values, state = cls().apply(own, **arguments, mutable=changed)
             return values, {name: {"net": tree} for name, tree in state.items()}
 
@@ -195,7 +195,7 @@ def objectives(*inputs: str, **fields: Any) -> Callable[[Any], Any]:
     """Register a function that returns program functions by the scope that each updates."""
 
     def register(function: Callable[[], Any]) -> Callable[[], Any]:
-        functions = {scope: (each, scope) for scope, each in function().items()}
+        functions = {scope: (objective, scope) for scope, objective in function().items()}
         _register(function, functions=functions, inputs=inputs, **fields)
         return function
 
@@ -264,8 +264,8 @@ def run_bare(case: Case) -> dict[int, Run]:
             values, changed = bare({**variables, "params": params}, feed, True)
             return jax.tree.leaves(values)[0], (values, changed)
 
-        found = jax.grad(loss, has_aux=True)(variables["params"])
-        gradients, (values, changed) = found
+        result = jax.grad(loss, has_aux=True)(variables["params"])
+        gradients, (values, changed) = result
         params = jax.tree.map(lambda p, g: p - case.rate * g, variables["params"], gradients)
         return {**variables, **changed, "params": params}, values
 

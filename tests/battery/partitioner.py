@@ -25,8 +25,8 @@ def overlapping_windows_of_examples(x, w):
 @body(**W)
 def reduction_that_devices_do_not_know(x, w):
     h = jnp.tanh(x @ w)
-    found = lax.reduce(lax.stop_gradient(h), jnp.float32(1), lambda a, b: a + b + a * b, (0,))
-    return jnp.mean(h**2), jnp.tanh(found)
+    result = lax.reduce(lax.stop_gradient(h), jnp.float32(1), lambda a, b: a + b + a * b, (0,))
+    return jnp.mean(h**2), jnp.tanh(result)
 
 
 @body(**W)

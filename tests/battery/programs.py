@@ -36,8 +36,8 @@ def noise_of_layers():
     x = data("x")
     x = x + 0.1 * layers.gaussian_random_batch_size_like(x, [-1, 6])
     x = x + layers.uniform_random_batch_size_like(x, [-1, 6], min=-0.1, max=0.1)
-    each = jax.vmap(lambda key: jax.random.gamma(key, 3.0, (6,)))(layers.example_keys())
-    return fit(x * each), each
+    noise = jax.vmap(lambda key: jax.random.gamma(key, 3.0, (6,)))(layers.example_keys())
+    return fit(x * noise), noise
 
 
 @program("x", "label")

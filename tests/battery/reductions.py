@@ -15,38 +15,38 @@ def with_loss(h, metrics):
     return jnp.mean(h**2) + 0.01 * sum(smooth), metrics
 
 
-def each(h, *functions, axes=(None, 0, 1)):
+def reduce(h, *functions, axes=(None, 0, 1)):
     return [function(h, axis=axis) for function in functions for axis in axes]
 
 
 @body(**W)
 def sums_and_means(x, w):
     h = jnp.tanh(x @ w)
-    return with_loss(h, each(h, jnp.sum, jnp.mean, jnp.average, jnp.count_nonzero))
+    return with_loss(h, reduce(h, jnp.sum, jnp.mean, jnp.average, jnp.count_nonzero))
 
 
 @body(**W)
 def products(x, w):
     h = 1 + 0.1 * jnp.tanh(x @ w)
-    return with_loss(h, each(h, jnp.prod, jnp.nanprod))
+    return with_loss(h, reduce(h, jnp.prod, jnp.nanprod))
 
 
 @body(**W)
 def extremes(x, w):
     h = jnp.tanh(x @ w)
-    return with_loss(h, each(h, jnp.max, jnp.min, jnp.amax, jnp.amin, jnp.ptp))
+    return with_loss(h, reduce(h, jnp.max, jnp.min, jnp.amax, jnp.amin, jnp.ptp))
 
 
 @body(**W)
 def places_of_extremes(x, w):
     h = jnp.tanh(x @ w)
-    return with_loss(h, each(h, jnp.argmax, jnp.argmin, jnp.nanargmax, jnp.nanargmin))
+    return with_loss(h, reduce(h, jnp.argmax, jnp.argmin, jnp.nanargmax, jnp.nanargmin))
 
 
 @body(**W)
 def spreads(x, w):
     h = x @ w
-    return with_loss(h, [*each(h, jnp.var), *[v.std(0) for v in (h, x)], jnp.std(h)])
+    return with_loss(h, [*reduce(h, jnp.var), *[v.std(0) for v in (h, x)], jnp.std(h)])
 
 
 @body(**W, sizes=(24, 19))  # / (n - 1)
@@ -59,7 +59,7 @@ def spreads_without_bias(x, w):
 @body(**W)
 def medians_and_quantiles(x, w):
     h = x @ w
-    values = each(h, jnp.median, jnp.nanmedian)
+    values = reduce(h, jnp.median, jnp.nanmedian)
     quantiles = [jnp.quantile(h, 0.3), jnp.percentile(h, 80, axis=0), jnp.nanquantile(h, 0.9)]
     return with_loss(h, [*values, *quantiles])
 
@@ -69,21 +69,21 @@ def reductions_without_nan(x, w):
     h = x @ w
     holes = jnp.where(h > 1, jnp.nan, jnp.tanh(h)).at[0].set(0.1)
     functions = (jnp.nansum, jnp.nanmean, jnp.nanmax, jnp.nanmin, jnp.nanstd, jnp.nanvar)
-    metrics = each(holes, *functions, axes=(None, 0))
+    metrics = reduce(holes, *functions, axes=(None, 0))
     return jnp.mean(h**2), metrics
 
 
 @body(**W)
 def logical_reductions(x, w):
     h = x @ w
-    return with_loss(h, each(h > -1, jnp.all, jnp.any))
+    return with_loss(h, reduce(h > -1, jnp.all, jnp.any))
 
 
 @body(**W)
 def logarithms_of_sums(x, w):
     h = x @ w
     values = [
-        *each(h, jax.nn.logsumexp),
+        *reduce(h, jax.nn.logsumexp),
         jnp.logaddexp.reduce(h, axis=0),
         jax.nn.softmax(h, axis=0),
     ]
@@ -95,7 +95,7 @@ def norms(x, w):
     h = x @ w
     kinds = (None, "fro", "nuc", 1, jnp.inf)
     values = [jnp.linalg.norm(h, order) for order in kinds]
-    return with_loss(h, [*values, *each(h, jnp.linalg.norm, axes=(0, 1)), jnp.vdot(h, h)])
+    return with_loss(h, [*values, *reduce(h, jnp.linalg.norm, axes=(0, 1)), jnp.vdot(h, h)])
 
 
 @body(**W)

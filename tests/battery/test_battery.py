@@ -90,10 +90,10 @@ def tagger():
 
 def test_sequences_see_nothing_of_the_padding(poisoned):
     batch = {"words": [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11]]}
-    found = []
+    losses = []
     for number in (1, 3):
         builder = ps.ProgramBuilder(tagger, optax.sgd(0.1), place=jax.devices()[:number])
         state, _ = builder.train(builder.init(), batch)
-        found.append([float(x) for x in builder.test(state, batch)])
+        losses.append([float(x) for x in builder.test(state, batch)])
     assert max(poisoned) > 0
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)

@@ -31,9 +31,9 @@ def test_two_processes_have_the_losses_of_one(names, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "f").read_text())
-    assert list(found) == list(names)
-    for name, sizes in found.items():
+    results = json.loads((tmp_path / "f").read_text())
+    assert list(results) == list(names)
+    for name, sizes in results.items():
         for size, losses in sizes.items():
             run = reference(name)[int(size)]
             expected = find_losses(run if int(size) in TEST_SIZES else run._replace(test=[]))

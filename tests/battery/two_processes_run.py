@@ -24,11 +24,11 @@ def share(feed):
     return {name: value[part] for name, value in feed.items()}
 
 
-found = {}
+losses = {}
 for name in names:
     made = run(CASES[name], None, SIZES[:2], share, TEST_SIZES)
     # The losses: rows are of each process its own.
-    found[name] = {size: find_losses(each) for size, each in made.items()}
+    losses[name] = {size: find_losses(result) for size, result in made.items()}
 if index == 0:
     with open(file, "w") as written:
-        json.dump(found, written)
+        json.dump(losses, written)

@@ -93,11 +93,11 @@ def test_damage_to_any_file_gives_the_same_checkpoint_or_the_one_before(run, lef
         for data in damages(whole, seed=number):
             caplog.clear()
             write(path, data)
-            found = read_newest(left)
+            checkpoint = read_newest(left)
             path.write_bytes(whole)
-            step = found.position.global_step
+            step = checkpoint.position.global_step
             assert step in (NEWEST, NEWEST - 1), path
-            assert_same_contents(found, contents[step])
+            assert_same_contents(checkpoint, contents[step])
             reports = compile_warnings(caplog)
             assert len(reports) == NEWEST - step
             if reports:

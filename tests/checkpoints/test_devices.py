@@ -48,10 +48,10 @@ def test_restored_state_is_that_of_the_other_devices_bit_for_bit(moved):
 def test_losses_and_means_of_epochs_agree_with_those_of_the_whole_run_on_one_device(moved):
     whole, seen, _, _ = moved
     assert list(seen.steps) == list(whole.steps) == list(range(2 * EPOCH))
-    for found, expected in ((seen.steps, whole.steps), (seen.epochs, whole.epochs)):
+    for actual, expected in ((seen.steps, whole.steps), (seen.epochs, whole.epochs)):
         for key, (where, metrics) in expected.items():
-            assert found[key][0] == where
-            assert_close(jax.tree.leaves(found[key][1])[:1], jax.tree.leaves(metrics)[:1])
+            assert actual[key][0] == where
+            assert_close(jax.tree.leaves(actual[key][1])[:1], jax.tree.leaves(metrics)[:1])
 
 
 @pytest.mark.slow

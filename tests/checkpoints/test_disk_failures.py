@@ -70,14 +70,14 @@ def test_full_disk_lets_training_go_on_and_is_raised_at_the_end(expected, caplog
         with pytest.raises(ps.CheckpointError) as caught:
             trainer.train(linear_reader(), [recorder, fill], num_epochs=4)
         assert_valid(trainer, expected, recorder)
-        said = failures(caplog)
+        lines = failures(caplog)
         # The last one is tried again when training ends.
-        for line, step in zip(said, (6, 9, 12, 12), strict=True):
+        for line, step in zip(lines, (6, 9, 12, 12), strict=True):
             reason = "OSError: [Errno 28] No space left on device: "
             where = str(disk / "run" / str(step))
             assert line == f"NOT SAVED: checkpoint of global step {step}: {reason}{where!r}"
         assert str(caught.value) == (
-            f"{said[-1].removeprefix('NOT SAVED: ')}. It was not written, nor were 2 before it: a "
+            f"{lines[-1].removeprefix('NOT SAVED: ')}. It was not written, nor were 2 before it: a "
             "rerun goes on from global step 3. See to the cause; the trainer has the state, which "
             "trainer.save_checkpoint() writes."
         )

@@ -84,19 +84,19 @@ def test_error_of_a_handler_leaves_a_checkpoint_to_go_on_from_exactly_there(
     state, expected = whole(name)
     trainer, seen = run.trained(config)
     assert_same_bits(whole_state(trainer), state)
-    assert seen.steps == {k: said for k, said in expected.steps.items() if k >= step}
+    assert seen.steps == {k: record for k, record in expected.steps.items() if k >= step}
 
 
 def test_state_is_saved_before_the_end_of_training_is_told(tmp_path):
-    found = []
+    ends = []
 
     def look(event):
         if isinstance(event, ps.EndTraining):
-            found.append((event.reason, Store(every_step(tmp_path)).steps()))
+            ends.append((event.reason, Store(every_step(tmp_path)).steps()))
 
     with pytest.raises(LookupError):
         train_line(tmp_path).train(linear_reader(), [Faulty("EndStep 0 1"), look])
-    assert found == [("failed", [2])]
+    assert ends == [("failed", [2])]
 
 
 def test_error_of_a_reader_leaves_a_checkpoint_to_go_on_from(whole, tmp_path):
@@ -109,8 +109,8 @@ def test_error_of_a_reader_leaves_a_checkpoint_to_go_on_from(whole, tmp_path):
         train_line(tmp_path).train(Broken())
     trainer, expected = train_line(tmp_path), train_line()
     assert trainer.global_step == 2
-    for each in (trainer, expected):
-        each.train(list(linear_reader()))
+    trainer.train(list(linear_reader()))
+    expected.train(list(linear_reader()))
     assert_same_bits(whole_state(trainer), whole_state(expected))
 
 

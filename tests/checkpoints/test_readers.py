@@ -84,7 +84,7 @@ def resumed_at(step, case, directory, to):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         state, seen = trained(fed(case), config)
-    counted = [each for each in caught if "cannot restore its position" in str(each.message)]
+    counted = [record for record in caught if "cannot restore its position" in str(record.message)]
     return state, seen, bool(counted)
 
 

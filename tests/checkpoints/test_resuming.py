@@ -53,8 +53,8 @@ def uninterrupted(tmp_path_factory):
 
 def assert_goes_on_like(resumed, whole, *, step):
     """Check that a run resumed at `step` saw the rest of what the whole run saw, and that alone."""
-    assert resumed.steps == {k: said for k, said in whole.steps.items() if k >= step}
-    ended = {k: said for k, said in whole.epochs.items() if said[0][0] > step}
+    assert resumed.steps == {k: record for k, record in whole.steps.items() if k >= step}
+    ended = {k: record for k, record in whole.epochs.items() if record[0][0] > step}
     assert {k: resumed.epochs[k] for k in ended} == ended
 
 
@@ -167,15 +167,15 @@ def test_new_process_ends_with_the_bits_of_the_whole_run(uninterrupted, new_proc
             reached = [file[key] for key in file.files]
         assert_same_bits(reached, jax.tree.leaves(state))
         seen = json.loads((folder / f"{name}.json").read_text())
-        rest = {k: said for k, said in whole.steps.items() if k >= EPOCH + 8}
+        rest = {k: record for k, record in whole.steps.items() if k >= EPOCH + 8}
         assert seen == json.loads(json.dumps([list(rest.items()), list(whole.epochs.items())[1:]]))
 
 
 @pytest.mark.slow
 def test_resuming_says_where_in_one_line(new_process):
     names, folder, errors = new_process
-    said = [line for line in errors.splitlines() if "resuming" in line]
-    assert said == [
+    lines = [line for line in errors.splitlines() if "resuming" in line]
+    assert lines == [
         f"resuming from {folder / name / str(EPOCH + 8)}: global step {EPOCH + 8}, 8 steps into "
         "epoch 1"
         for name in names
@@ -187,9 +187,9 @@ def test_resuming_says_that_the_seed_is_another(tmp_path, caplog):
     for seed in (1, 1, 2):
         trainer = ps.Trainer(linear_program, optax.sgd(0.1), seed=seed, checkpoint=config)
         trainer.train(linear_reader())
-    said = [line for line in compile_warnings(caplog) if line.startswith("resuming from ")]
+    lines = [line for line in compile_warnings(caplog) if line.startswith("resuming from ")]
     end = ", with the seed of the run that wrote it, which is another"
-    assert [line.endswith(end) for line in said] == [False, True]
+    assert [line.endswith(end) for line in lines] == [False, True]
 
 
 # Several calls of train in one script.

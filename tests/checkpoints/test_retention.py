@@ -192,7 +192,7 @@ def test_checkpoint_without_an_example_has_no_metric_and_is_kept_as_the_newest(t
 
 
 @pytest.mark.parametrize(
-    ("program", "monitor", "known"),
+    ("program", "monitor", "names"),
     [
         (metrics_program, "accuracy", "'0', '1', 'loss'"),
         (dict_program, "distances", "'loss', 'distance'"),
@@ -200,12 +200,12 @@ def test_checkpoint_without_an_example_has_no_metric_and_is_kept_as_the_newest(t
         (gan(), "discriminator/accuracy", "'loss'"),
     ],
 )
-def test_unknown_monitor_is_refused_at_construction(program, monitor, known, tmp_path):
+def test_unknown_monitor_is_refused_at_construction(program, monitor, names, tmp_path):
     optimizer = None if isinstance(program, dict) else optax.sgd(0.1)
     config = ps.CheckpointConfig(directory=tmp_path, num_best=1, monitor=monitor)
     with pytest.raises(ps.UnknownNameError) as caught:
         ps.Trainer(program, optimizer, place=one_device(), checkpoint=config)
-    expected = f"monitor got {monitor!r}, expected one of {known}, or a function."
+    expected = f"monitor got {monitor!r}, expected one of {names}, or a function."
     assert str(caught.value) == expected
 
 

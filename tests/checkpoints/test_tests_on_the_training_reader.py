@@ -147,7 +147,7 @@ def test_test_reads_epoch_0_and_moves_no_reader():
         augment=lambda sample, random: {**sample, "x": sample["x"] + random.normal()},
     )
     trainer = ps.Trainer(program, optax.sgd(0.3), place=one_device())
-    losses = [trainer.test(each)["loss"] for each in (reader, reader, lambda: reader)]
+    losses = [trainer.test(source)["loss"] for source in (reader, reader, lambda: reader)]
     assert len(set(losses)) == 1
     assert reader.next_epoch == 0
 

@@ -53,10 +53,10 @@ def test_snapshots_compile_once_each_way(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority")
 @pytest.mark.parametrize(("is_last", "lowered_by"), [(False, 5), (True, 0)])
 def test_thread_that_nobody_waits_for_lets_the_steps_go_first(tmp_path, is_last, lowered_by):
-    found = []
+    priorities = []
 
     def make():
-        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+        priorities.append(os.getpriority(os.PRIO_PROCESS, 0))
         return Contents(leaves={"w": np.zeros(1)}, position=Position(global_step=1))
 
     mine = os.getpriority(os.PRIO_PROCESS, 0)
@@ -64,7 +64,7 @@ def test_thread_that_nobody_waits_for_lets_the_steps_go_first(tmp_path, is_last,
     writer.write(make, step=1, is_last=is_last)
     writer.wait()
     assert writer.failures == []
-    assert found == [min(mine + lowered_by, 19)]
+    assert priorities == [min(mine + lowered_by, 19)]
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
 
 

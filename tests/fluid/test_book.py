@@ -20,9 +20,9 @@ from tests.fluid.book import (
 
 def numbers(pattern: str, text: str) -> list[float]:
     """Return every number that `pattern` finds, of which there must be some."""
-    found = [float(number) for number in re.findall(pattern, text)]
-    assert found, text
-    return found
+    values = [float(number) for number in re.findall(pattern, text)]
+    assert values, text
+    return values
 
 
 def test_fit_a_line_learns_saves_and_infers(tmp_path, capsys):
@@ -130,4 +130,4 @@ def test_machine_translation_learns_saves_and_decodes(tmp_path, capsys):
     # Most sentences are found, which the made-up translations repeat.
     pairs = re.findall(r"wanted: (\[.*?\]) found: (\[.*?\])", text)
     assert len(pairs) == 4
-    assert sum(wanted == found for wanted, found in pairs) >= 2
+    assert sum(wanted == decoded for wanted, decoded in pairs) >= 2

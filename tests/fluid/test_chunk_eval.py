@@ -34,12 +34,12 @@ def find_chunks(tags, scheme):
 
 def count(predicted, true, scheme, excluded=()):
     totals = np.zeros(3)
-    for each, wanted in zip(predicted, true, strict=True):
-        found, right = (
+    for actual, wanted in zip(predicted, true, strict=True):
+        chunks, right = (
             {chunk for chunk in find_chunks(tags, scheme) if chunk[2] not in excluded}
-            for tags in (each, wanted)
+            for tags in (actual, wanted)
         )
-        totals += [len(found), len(right), len(found & right)]
+        totals += [len(chunks), len(right), len(chunks & right)]
     return totals
 
 
@@ -49,12 +49,12 @@ def draw(scheme, seed, share=0.15):
     high = NUM_TYPES * len(MARKS[scheme]) + 1
     true = [random.integers(0, high, n) for n in LENGTHS]
     # Runs, of which chunks of several words are made.
-    true = [np.repeat(each, 3)[: len(each)] for each in true]
+    true = [np.repeat(ids, 3)[: len(ids)] for ids in true]
     predicted = [
-        np.where(random.random(len(each)) < share, random.integers(0, high, len(each)), each)
-        for each in true
+        np.where(random.random(len(ids)) < share, random.integers(0, high, len(ids)), ids)
+        for ids in true
     ]
-    return tuple([each[:, None].astype(np.int32) for each in tags] for tags in (predicted, true))
+    return tuple([ids[:, None].astype(np.int32) for ids in tags] for tags in (predicted, true))
 
 
 def evaluate(predicted, true, scheme, **options):
@@ -64,7 +64,7 @@ def evaluate(predicted, true, scheme, **options):
         )
 
     inputs = alone.pad(predicted, 33), alone.pad(true, 32)
-    return [float(each) for each in jax.jit(whole)(*inputs)]
+    return [float(value) for value in jax.jit(whole)(*inputs)]
 
 
 @pytest.mark.quick("IOB-excluded0", "IOE-excluded1", "IOBES-excluded1", "plain-excluded0")
@@ -74,7 +74,7 @@ def test_chunks_are_those_of_a_walk_over_the_words(scheme, excluded):
     predicted, true = draw(scheme, seed=len(scheme))
     options = {"excluded_chunk_types": excluded} if excluded else {}
     precision, recall, f1, *counts = evaluate(predicted, true, scheme, **options)
-    flat = [[each[:, 0].tolist() for each in tags] for tags in (predicted, true)]
+    flat = [[ids[:, 0].tolist() for ids in tags] for tags in (predicted, true)]
     expected = count(*flat, scheme, excluded)
     assert counts == expected.tolist()
     assert expected[2] > 2

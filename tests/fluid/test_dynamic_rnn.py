@@ -15,15 +15,15 @@ from tests.layers.programs import infer
 def pad(*words, garbage=7.0):
     """Return one batch of examples, with garbage in the padding."""
     first = np.asarray(words[0])
-    longest = max(len(each) for each in words)
+    longest = max(len(array) for array in words)
     values = np.full((len(words), longest, *first.shape[1:]), garbage, np.float32)
-    for row, each in enumerate(words):
-        values[row, : len(each)] = each
-    return ps.Sequence(jnp.asarray(values), jnp.array([len(each) for each in words], jnp.int32))
+    for row, example in enumerate(words):
+        values[row, : len(example)] = example
+    return ps.Sequence(jnp.asarray(values), jnp.array([len(array) for array in words], jnp.int32))
 
 
 def cut(sequence):
-    return [each.tolist() for each in sequence.cut()]
+    return [example.tolist() for example in sequence.cut()]
 
 
 def test_memories_hold_after_the_last_word():

@@ -142,8 +142,8 @@ def test_every_word_of_a_sequence_is_a_row(number):
     met = np.reshape(getattr(y, "values", y), shape)
     length = min(4, met.shape[1]) if met.ndim and met.shape[1] > 1 else 4
     expected = ps.Sequence(WORDS.values[:, :length] - met, LENGTHS)
-    for found, wanted in zip(result.cut(), expected.cut(), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    for actual, wanted in zip(result.cut(), expected.cut(), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_sequences_of_other_lengths_give_nan_in_that_example():

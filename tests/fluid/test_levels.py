@@ -37,11 +37,11 @@ def level_by_level():
 def test_layers_work_on_the_last_level_and_pools_go_one_up():
     text = fluid.create_lod_tensor(WORDS, [COUNTS, LENGTHS], PLACE)
     builders = [
-        ps.ProgramBuilder(infer_func=each, place=[PLACE]) for each in (as_in_fluid, level_by_level)
+        ps.ProgramBuilder(infer_func=func, place=[PLACE]) for func in (as_in_fluid, level_by_level)
     ]
     values = builders[0].init()
-    found, expected = (each.infer(values, {"document": text}) for each in builders)
-    np.testing.assert_array_equal(found, expected)
+    actual, expected = (builder.infer(values, {"document": text}) for builder in builders)
+    np.testing.assert_array_equal(actual, expected)
     # A document alone gets what it gets among others.
     alone = fluid.create_lod_tensor(WORDS[4:], [[3], LENGTHS[3:]], PLACE)
     np.testing.assert_allclose(
@@ -105,7 +105,7 @@ def test_two_levels_are_fetched_end_to_end_with_their_lengths(tmp_path):
     assert rows.recursive_sequence_lengths() == [COUNTS, LENGTHS]
     assert rows.lod() == [[0, 2, 2, 3, 6], [0, 3, 3, 4, 6, 11, 12]]
     assert sums.recursive_sequence_lengths() == [COUNTS]
-    expected = [each.sum(axis=0) for each in np.split(normal(12, 2), np.cumsum(LENGTHS)[:-1])]
+    expected = [words.sum(axis=0) for words in np.split(normal(12, 2), np.cumsum(LENGTHS)[:-1])]
     np.testing.assert_allclose(sums, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -134,14 +134,14 @@ def test_expansion_follows_the_level_that_is_named(level):
 
     text = [[[1.0, 2.0], [3.0]], [[4.0, 0.0, 0.0]]]
     feed = {"text": text} | ({"x": [[7.0], [8.0]]} if level == 0 else {})
-    found = [np.concatenate(each).ravel().tolist() for each in infer(program, feed)]
-    assert found == ([[7, 7], [8]] if level == 0 else [[2, 2, 3], [4, 4, 4]])
+    values = [np.concatenate(example).ravel().tolist() for example in infer(program, feed)]
+    assert values == ([[7, 7], [8]] if level == 0 else [[2, 2, 3], [4, 4, 4]])
 
 
 def test_tuple_of_two_levels_is_taken_as_a_list_is():
     text = fluid.create_lod_tensor(WORDS, [COUNTS, LENGTHS], PLACE)
-    found, expected = (fluid.layers.sums(kind([text, text])) for kind in (tuple, list))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    actual, expected = (fluid.layers.sums(kind([text, text])) for kind in (tuple, list))
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def test_inputs_of_other_counts_are_refused():
@@ -191,17 +191,17 @@ OF_TWO = ("cos_sim", "square_error_cost", "sigmoid_cross_entropy_with_logits")
 
 def apply(name, x, ids):
     """Return what a layer makes of words `[4]` and ids, or of their inner sequences."""
-    given = ARGUMENTS.get(name, {})
-    options = {"label": given} if isinstance(given, str) else given
+    arguments = ARGUMENTS.get(name, {})
+    options = {"label": arguments} if isinstance(arguments, str) else arguments
     options = {
-        key: {"ids": ids, "x": x}.get(each) if each in ("ids", "x") else each
-        for key, each in options.items()
+        key: {"ids": ids, "x": x}.get(value) if value in ("ids", "x") else value
+        for key, value in options.items()
     }
     first = ids if name in OF_IDS else x
     first = fluid.layers.cast(ids, "float32") if name == "sequence_softmax" else first
-    others = [x] if name in OF_TWO or name.startswith("elementwise") else []
+    second = [x] if name in OF_TWO or name.startswith("elementwise") else []
     first = [first, first] if name in OF_LISTS else first
-    return getattr(fluid.layers, name)(first, *others, **options)
+    return getattr(fluid.layers, name)(first, *second, **options)
 
 
 @pytest.mark.slow
@@ -221,24 +221,24 @@ def test_layers_make_of_two_levels_what_they_make_of_the_inner_sequences():
     def of_inner_ones():
         x, ids = read()
         return jax.tree.map(
-            lambda each: ids.with_inner(each) if isinstance(each, Sequence) else ids.outer(each),
+            lambda leaf: ids.with_inner(leaf) if isinstance(leaf, Sequence) else ids.outer(leaf),
             {name: apply(name, x, ids.inner) for name in names},
-            is_leaf=lambda each: isinstance(each, Sequence),
+            is_leaf=lambda node: isinstance(node, Sequence),
         )
 
     feed = {
         "x": fluid.create_lod_tensor(normal(12, 12), [COUNTS, LENGTHS], PLACE),
         "ids": fluid.create_lod_tensor(WORDS % 3, [COUNTS, LENGTHS], PLACE),
     }
-    found, expected = infer(of_two_levels, feed), infer(of_inner_ones, feed)
+    actual, expected = infer(of_two_levels, feed), infer(of_inner_ones, feed)
     for name in names:
-        assert jax.tree.structure(found[name]) == jax.tree.structure(expected[name]), name
-        pairs = zip(jax.tree.leaves(found[name]), jax.tree.leaves(expected[name]), strict=True)
+        assert jax.tree.structure(actual[name]) == jax.tree.structure(expected[name]), name
+        pairs = zip(jax.tree.leaves(actual[name]), jax.tree.leaves(expected[name]), strict=True)
         for one, other in pairs:
             assert np.all(np.isfinite(one)), name
             np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=name)
         # As many sentences and, but for layers that change it, as many words.
-        first = found[name][0] if isinstance(found[name], tuple) else found[name]
+        first = actual[name][0] if isinstance(actual[name], tuple) else actual[name]
         assert [len(example) for example in first] == COUNTS, name
 
 
@@ -259,4 +259,4 @@ def test_means_over_two_levels_count_words_of_the_batch():
     np.testing.assert_allclose(mean, x.mean(), rtol=1e-5)
     np.testing.assert_allclose(right, (x.argmax(1) == ids[:, 0]).mean(), rtol=1e-5)
     parts = np.split(ids[:, 0], np.cumsum(LENGTHS)[:-1])
-    assert num_chunks == sum(1 + np.count_nonzero(np.diff(each)) for each in parts if len(each))
+    assert num_chunks == sum(1 + np.count_nonzero(np.diff(part)) for part in parts if len(part))

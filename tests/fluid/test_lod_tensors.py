@@ -25,19 +25,19 @@ def test_flat_array_is_cut_by_the_lengths():
     assert isinstance(tensor.values, np.ndarray)
     assert isinstance(tensor.lengths, np.ndarray)
     cut = tensor.cut()
-    assert [len(each) for each in cut] == [3, 0, 1, 2]
+    assert [len(sequence) for sequence in cut] == [3, 0, 1, 2]
     np.testing.assert_array_equal(np.concatenate(cut), WORDS)
 
 
 def test_lists_of_numbers_become_words_of_one():
     tensor = fluid.create_lod_tensor([[3, 4], [5]], [[2, 1]], PLACE)
-    assert [each.tolist() for each in tensor.cut()] == [[[3], [4]], [[5]]]
+    assert [sequence.tolist() for sequence in tensor.cut()] == [[[3], [4]], [[5]]]
 
 
 def test_random_words_are_in_the_range_with_both_ends():
     tensor = fluid.create_random_int_lodtensor([[40, 1, 20]], [1], PLACE, low=0, high=2)
     assert tensor.values.dtype == np.int64
-    assert [each.shape for each in tensor.cut()] == [(40, 1), (1, 1), (20, 1)]
+    assert [sequence.shape for sequence in tensor.cut()] == [(40, 1), (1, 1), (20, 1)]
     assert set(np.unique(tensor.cut()[0])) == {0, 1, 2}
 
 
@@ -73,7 +73,7 @@ def test_sequences_are_fed():
     tensor = fluid.create_lod_tensor(WORDS, [[3, 1, 2]], PLACE)
     words, sums = infer(words_and_sums, {"words": tensor})
     np.testing.assert_array_equal(np.concatenate(words), WORDS)
-    expected = [each.sum(axis=0) for each in np.split(WORDS, [3, 4])]
+    expected = [part.sum(axis=0) for part in np.split(WORDS, [3, 4])]
     np.testing.assert_allclose(sums, expected, rtol=1e-5)
 
 
@@ -126,4 +126,4 @@ def test_one_sequence_is_fetched_as_one_value(tmp_path):
 def test_sequences_are_cut_again():
     tensor = fluid.create_lod_tensor([[3, 4], [5]], [[2, 1]], PLACE)
     again = fluid.create_lod_tensor(tensor, [[1, 2]], PLACE)
-    assert [each.tolist() for each in again.cut()] == [[[3]], [[4], [5]]]
+    assert [sequence.tolist() for sequence in again.cut()] == [[[3]], [[4], [5]]]

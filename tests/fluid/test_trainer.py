@@ -168,7 +168,7 @@ def test_metrics_and_test_are_lists_of_arrays(program):
     trainer.train(1, handler, reader, ORDER)
     assert [len(metrics) for metrics in seen] == [count, 0, count, count, count]
     seen.remove([])
-    assert all(isinstance(each, np.ndarray) for metrics in seen for each in metrics)
+    assert all(isinstance(metric, np.ndarray) for metrics in seen for metric in metrics)
     costs = [float(metrics[0]) for metrics in seen]
     assert costs[-1] < costs[0]
     assert "%f" % seen[0][0] == f"{seen[0][0]:f}" == "%f" % seen[0][0][0]  # noqa: UP031
@@ -224,7 +224,7 @@ def test_infer_gives_a_list_also_for_several_values(tmp_path):
     np.testing.assert_allclose(2 * once, twice)
     assert "%.2f" % twice[3] == f"{2 * once[3, 0]:.2f}"  # noqa: UP031
     on_device = inferencer.infer({"x": X}, return_numpy=False)
-    assert [type(each) for each in on_device] == [type(jax.numpy.zeros(1))] * 2
+    assert [type(value) for value in on_device] == [type(jax.numpy.zeros(1))] * 2
     np.testing.assert_array_equal(np.array(on_device[0]), once)
 
 

@@ -46,7 +46,7 @@ def multi_head(p, x, y, num_heads, num_kv_heads=None, is_causal=False, rotary=Fa
     q = heads("query", x, num_heads)
     k, v = heads("key", y, num_kv_heads), heads("value", y, num_kv_heads)
     if rotary:
-        q, k = [turn(each) for each in q], [turn(each) for each in k]
+        q, k = [turn(head) for head in q], [turn(head) for head in k]
     served = num_heads // num_kv_heads
     mixed = [attend(q[n], k[n // served], v[n // served], visible) for n in range(num_heads)]
     (out,) = heads("out", jnp.concatenate(mixed, axis=1), 1)

@@ -52,8 +52,8 @@ def measured():
         values = function(x), activate(x, name, "fc")
         return values, jax.jacobian(function)(points)[0, :, 0], (y, *back(jnp.ones_like(y)))
 
-    def run(*given):
-        return {name: measure(name, *given) for name in FORMULAS}
+    def run(*arrays):
+        return {name: measure(name, *arrays) for name in FORMULAS}
 
     return jax.jit(run)(*(jnp.asarray(x, jnp.float32) for x in (X, POINTS, LARGE)))
 

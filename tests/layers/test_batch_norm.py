@@ -89,7 +89,7 @@ def test_batch_norm_of_groups_has_the_gradients_of_its_groups():
     whole = measured(group_size=5).gradients
     parts = [train(program(), {"x": part}).gradients for part in np.split(FEED["x"], [5, 10])]
     shares = (5 / 12, 5 / 12, 2 / 12)
-    expected = jax.tree.map(lambda *each: np.tensordot(shares, each, 1), *parts)
+    expected = jax.tree.map(lambda *leaves: np.tensordot(shares, leaves, 1), *parts)
     assert_alike(whole, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -107,8 +107,8 @@ def test_batch_norm_counts_groups_in_examples_where_an_example_has_several_rows(
         return rows
 
     expected = measured(group_size=5)
-    found = train(function(group_size=5), FEED)
-    np.testing.assert_allclose(found.values[1], expected.values[1], rtol=1e-5, atol=1e-6)
+    step = train(function(group_size=5), FEED)
+    np.testing.assert_allclose(step.values[1], expected.values[1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("group_size", [None, 2])
@@ -157,8 +157,8 @@ def test_batch_norm_becomes_exact_as_the_running_mean_approaches():
     # Mean 1000, deviation 1: a variance computed as E[x^2] - E[x]^2 in float32 is off by 0.06.
     x = 1000 + normal(256, 64)
     step = train_near(x, x.mean(0) + 1)
-    found = step.batch_stats["batch_norm_0"]["variance"]
-    np.testing.assert_allclose(found, x.var(0), rtol=1e-5)
+    variance = step.batch_stats["batch_norm_0"]["variance"]
+    np.testing.assert_allclose(variance, x.var(0), rtol=1e-5)
 
 
 def test_batch_norm_of_float64_computes_in_it_and_keeps_float32_statistics():

@@ -63,8 +63,8 @@ def recurrent(name: str, *sizes: int) -> Call:
 
     def call(x: jax.Array, y: jax.Array, **options: Any) -> jax.Array:
         width = x.shape[-1] // 3 if name == "dynamic_gru" else x.shape[-1]
-        given = sizes if name.startswith("bidirectional") else (width, *sizes)
-        return jax.tree.leaves(getattr(layers, name)(words(x), *given, **options))[0]
+        arguments = sizes if name.startswith("bidirectional") else (width, *sizes)
+        return jax.tree.leaves(getattr(layers, name)(words(x), *arguments, **options))[0]
 
     return call
 
@@ -295,8 +295,8 @@ def test_every_public_layer_is_in_the_battery():
 
 def test_every_public_name_has_a_docstring_with_an_example():
     parse = doctest.DocTestParser().get_examples
-    found = {name: inspect.getdoc(getattr(layers, name)) or "" for name in layers.__all__}
-    assert not [name for name, text in found.items() if not parse(text)]
+    docstrings = {name: inspect.getdoc(getattr(layers, name)) or "" for name in layers.__all__}
+    assert not [name for name, text in docstrings.items() if not parse(text)]
 
 
 def check_over_ragged_batches(names, precision, sizes):
@@ -365,9 +365,9 @@ def test_layer_shares_its_parameters_with_those_of_its_name_alone(name):
     case = CASES[name]
 
     def shapes(*names):
-        options = [{"name": each} if each else {} for each in names]
+        options = [{"name": layer_name} if layer_name else {} for layer_name in names]
         return parameter_shapes(
-            lambda: [case.call(*inputs(case.shape), **each) for each in options]
+            lambda: [case.call(*inputs(case.shape), **keywords) for keywords in options]
         )
 
     once = shapes("same")

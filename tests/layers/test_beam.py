@@ -65,17 +65,17 @@ def search_plainly(language, example, first, beam_size, max_length, power=0.0):
             for word, gain in enumerate(gains):
                 total = score + gain
                 candidates.append((total / penalty(number, power), (*words, word), total))
-        candidates.sort(key=lambda each: -each[0])  # stable: lower beam, then lower word
+        candidates.sort(key=lambda candidate: -candidate[0])  # stable: lower beam, then lower word
         beams = [(words, score) for _, words, score in candidates[:beam_size]]
     return [(words, score / penalty(len(words), power)) for words, score in beams]
 
 
-def check_sentences(found, example, expected, max_length):
+def check_sentences(sentences, example, expected, max_length):
     for k, (words, score) in enumerate(expected):
-        assert found.lengths[example, k] == len(words)
+        assert sentences.lengths[example, k] == len(words)
         padded = [*words, *[END] * (max_length - len(words))]
-        assert found.ids[example, k].tolist() == padded
-        np.testing.assert_allclose(found.scores[example, k], score, rtol=1e-5)
+        assert sentences.ids[example, k].tolist() == padded
+        np.testing.assert_allclose(sentences.scores[example, k], score, rtol=1e-5)
 
 
 FIRST = np.array([1, 2, 1], np.int32)
@@ -104,14 +104,14 @@ def decode(language, first=FIRST, search=layers.beam_decode, on_step=None, **opt
 )
 def test_beam_decode_equals_a_plain_search(beam_size, max_length, power):
     language = make_language(3, 5, seed=beam_size)
-    found = decode(language, beam_size=beam_size, max_length=max_length, length_penalty=power)
+    sentences = decode(language, beam_size=beam_size, max_length=max_length, length_penalty=power)
     for example, first in enumerate(FIRST):
         expected = search_plainly(language, example, first, beam_size, max_length, power)
-        check_sentences(found, example, expected, max_length)
+        check_sentences(sentences, example, expected, max_length)
         # Fewer sentences than beams.
         for k in range(len(expected), beam_size):
-            assert found.scores[example, k] == -np.inf
-            assert found.lengths[example, k] == 0
+            assert sentences.scores[example, k] == -np.inf
+            assert sentences.lengths[example, k] == 0
 
 
 def test_search_that_stops_at_the_best_sentence_finds_the_same_one():
@@ -119,16 +119,16 @@ def test_search_that_stops_at_the_best_sentence_finds_the_same_one():
     language = make_language(3, 4, seed=8)
     language.logits[..., END] += 2
     turns = []
-    found, num_turns = {}, {}
+    sentences, num_turns = {}, {}
     for stop in (False, True):
         turns.clear()
         options = {"beam_size": 4, "max_length": 40, "length_penalty": 0.6, "stop_at_best": stop}
-        found[stop] = decode(language, on_step=turns.append, **options)
-        jax.block_until_ready(found[stop])
+        sentences[stop] = decode(language, on_step=turns.append, **options)
+        jax.block_until_ready(sentences[stop])
         jax.effects_barrier()
         num_turns[stop] = len(turns)
-    np.testing.assert_array_equal(found[True].ids[:, 0], found[False].ids[:, 0])
-    np.testing.assert_array_equal(found[True].scores[:, 0], found[False].scores[:, 0])
+    np.testing.assert_array_equal(sentences[True].ids[:, 0], sentences[False].ids[:, 0])
+    np.testing.assert_array_equal(sentences[True].scores[:, 0], sentences[False].scores[:, 0])
     assert num_turns[True] < num_turns[False] < 40
 
 
@@ -139,8 +139,8 @@ def test_equal_scores_prefer_the_lower_beam_and_the_lower_word():
     def step(words, state):
         return jnp.zeros([len(words), 4]), state
 
-    found = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=3, max_length=2)
-    assert found.ids[0].tolist() == [[0, 0], [0, 1], [0, 2]]
+    sentences = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=3, max_length=2)
+    assert sentences.ids[0].tolist() == [[0, 0], [0, 1], [0, 2]]
     ids, _, parents = jax.jit(lambda ids: layers.beam_search(ids, 0.0 * ids, None, SCORES, 4, 9))(
         jnp.zeros([1, 2], int)
     )
@@ -152,10 +152,10 @@ def test_banned_words_are_never_chosen_and_beams_without_words_are_no_sentences(
         logits = jnp.full([len(words), 3], -jnp.inf).at[:, 2].set(1.0)
         return jnp.where((words == 2)[:, None], logits.at[:, 0].set(1.0), logits), state
 
-    found = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=END, max_length=3)
-    assert found.ids[0].tolist() == [[2, 0, 0], [2, 2, 0], [2, 2, 2]]
-    assert found.lengths.tolist() == [[2, 3, 3]]
-    np.testing.assert_allclose(np.exp(found.scores[0]), [0.5, 0.25, 0.25], rtol=1e-6)
+    sentences = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=END, max_length=3)
+    assert sentences.ids[0].tolist() == [[2, 0, 0], [2, 2, 0], [2, 2, 2]]
+    assert sentences.lengths.tolist() == [[2, 3, 3]]
+    np.testing.assert_allclose(np.exp(sentences.scores[0]), [0.5, 0.25, 0.25], rtol=1e-6)
     short = layers.beam_decode(step, (), jnp.array([1]), beam_size=3, end_id=END, max_length=1)
     assert short.lengths.tolist() == [[1, 0, 0]]
 
@@ -221,9 +221,9 @@ def test_sequence_in_the_state_goes_with_its_beams():
 
     first = jnp.array([1, 1])
     state = (source, jnp.zeros([2, 1]))
-    found = layers.beam_decode(step, state, first, beam_size=3, end_id=0, max_length=2)
+    sentences = layers.beam_decode(step, state, first, beam_size=3, end_id=0, max_length=2)
     # Step 2 of every beam has counted the first word alone.
-    assert found.ids[:, 0].tolist() == [[7, 8], [3, 4]]
+    assert sentences.ids[:, 0].tolist() == [[7, 8], [3, 4]]
 
 
 def decode_all():
@@ -290,17 +290,17 @@ def test_searches_write_what_a_training_program_with_the_same_step_has_learned()
     source, words = make_pairs(11)
     builder = ps.ProgramBuilder(infer_func=translate, place=jax.devices()[:1])
     state = builder.adopt({"params": learned}, builder.init())
-    found = builder.infer(state, {"source": source, "first": words[:, :1]})
-    np.testing.assert_array_equal(found["beam"].ids[:, 0, :4], words[:, 1:])
-    np.testing.assert_array_equal(found["beam"].lengths[:, 0], 4)
-    np.testing.assert_array_equal(found["greedy"], words[:, 1:])
-    np.testing.assert_array_equal(found["drawn"], words[:, 1:])
+    results = builder.infer(state, {"source": source, "first": words[:, :1]})
+    np.testing.assert_array_equal(results["beam"].ids[:, 0, :4], words[:, 1:])
+    np.testing.assert_array_equal(results["beam"].lengths[:, 0], 4)
+    np.testing.assert_array_equal(results["greedy"], words[:, 1:])
+    np.testing.assert_array_equal(results["drawn"], words[:, 1:])
 
 
 def test_float_state_keeps_its_dtype_in_a_program_of_another_precision():
     source, words = make_pairs(4)
     shared = {"place": jax.devices()[:1], "precision": "bfloat16"}
     builder = ps.ProgramBuilder(infer_func=lambda: translate()["beam"], **shared)
-    found = builder.infer(builder.init(), {"source": source, "first": words[:, :1]})
-    assert found.scores.dtype == np.float32
-    assert np.isfinite(np.asarray(found.scores)).all()
+    sentences = builder.infer(builder.init(), {"source": source, "first": words[:, :1]})
+    assert sentences.scores.dtype == np.float32
+    assert np.isfinite(np.asarray(sentences.scores)).all()

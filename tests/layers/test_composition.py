@@ -125,8 +125,8 @@ def test_block_used_three_times_makes_three_layers_and_trains_as_without_the_wra
 
     plain, wrapped = (train(stacked(f), {"x": normal(8, 4)}) for f in (block, wrap(block)))
     assert sorted(wrapped.gradients) == ["fc_0", "fc_1", "fc_2"]
-    found, expected = ((step.values, step.gradients) for step in (wrapped, plain))
-    assert_alike(found, expected, rtol=1e-5, atol=1e-7)
+    actual, expected = ((step.values, step.gradients) for step in (wrapped, plain))
+    assert_alike(actual, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_two_scans_over_one_cell_have_a_weight_each():

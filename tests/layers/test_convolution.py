@@ -89,12 +89,12 @@ def bound(name, data_format="NHWC", *, is_on_cpu):
     return lambda x, w: _convolution.convolve(x, w, geometry, data_format, is_on_cpu=is_on_cpu)
 
 
-def check_equal(differentiate, *given, tolerance):
+def check_equal(differentiate, *arrays, tolerance):
     """Compare what is made of the convolution on CPU with what is made of XLA's."""
-    found, expected = (jax.jit(differentiate(is_on_cpu))(*given) for is_on_cpu in (True, False))
-    for ours, theirs in zip(found, expected, strict=True):
+    actual, expected = (jax.jit(differentiate(is_on_cpu))(*arrays) for is_on_cpu in (True, False))
+    for ours, theirs in zip(actual, expected, strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        ours, theirs = (np.asarray(each).astype(np.float64) for each in (ours, theirs))
+        ours, theirs = (np.asarray(array).astype(np.float64) for array in (ours, theirs))
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
 
 
@@ -155,19 +155,19 @@ def test_gradients_of_taps_run_operation_by_operation_as_a_replay_runs_them():
     x, w = operands("taps of one image")
     differentiate = jax.grad(lambda w: jnp.sum(bound("taps of one image", is_on_cpu=True)(x, w)))
     with jax.disable_jit():
-        found = differentiate(w)
-    np.testing.assert_allclose(found, jax.jit(differentiate)(w), rtol=1e-5, atol=1e-5)
+        gradient = differentiate(w)
+    np.testing.assert_allclose(gradient, jax.jit(differentiate)(w), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_taps_are_summed_in_float32():
     x, w = operands("taps", dtype=jnp.bfloat16)
     with compiling.as_users_do():  # what is compared to the last bit
-        found = jax.jit(bound("taps", is_on_cpu=True))(x, w)
+        result = jax.jit(bound("taps", is_on_cpu=True))(x, w)
         exact = jax.jit(bound("taps", is_on_cpu=False))(*(a.astype(jnp.float32) for a in (x, w)))
-    assert found.dtype == jnp.bfloat16
+    assert result.dtype == jnp.bfloat16
     # One rounding of the sum, to 8 bits, and none on the way.
-    np.testing.assert_array_equal(found, exact.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(result, exact.astype(jnp.bfloat16))
 
 
 def test_image_padded_beyond_the_kernel_has_the_gradient_of_a_padded_one():

@@ -14,7 +14,7 @@ NUM_TAGS = 3
 RANDOM = np.random.default_rng(0)
 WORDS = [normal(n, NUM_TAGS, seed=n) * 2 for n in LENGTHS]
 TAGS = [RANDOM.integers(0, NUM_TAGS, (n, 1)).astype(np.int32) for n in LENGTHS]
-FIRST = [each[:1] for each in TAGS]
+FIRST = [tags[:1] for tags in TAGS]
 PARAMS = {"crfw": normal(NUM_TAGS + 2, NUM_TAGS, seed=9)}
 
 
@@ -36,7 +36,7 @@ def test_crf_of_large_scores_and_forbidden_transitions_is_finite():
         return jnp.sum(out)
 
     gradients = jax.jit(jax.grad(total, (0, 1)))(words.values, jnp.asarray(w))
-    assert all(np.isfinite(each).all() for each in gradients)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_decoding_takes_the_lower_of_equal_tags():
@@ -46,18 +46,18 @@ def test_decoding_takes_the_lower_of_equal_tags():
 
 
 def test_decoding_with_labels_tells_where_they_are_right():
-    words, tags, few = (alone.pad(*each) for each in ((WORDS, 5), (TAGS, 7), (FIRST, 1)))
+    words, tags, few = (alone.pad(*pair) for pair in ((WORDS, 5), (TAGS, 7), (FIRST, 1)))
     every = lambda: (decode(words), decode(words, tags), decode(words, few))  # noqa: E731
     path, right, of_few = jax.jit(lambda: alone.run(every, PARAMS, 5))()
-    for found, wanted, marks in zip(path.cut(), TAGS, right.cut(), strict=True):
-        np.testing.assert_array_equal(marks, (found == wanted).astype(int))
+    for actual, wanted, marks in zip(path.cut(), TAGS, right.cut(), strict=True):
+        np.testing.assert_array_equal(marks, (actual == wanted).astype(int))
     # Every word is marked, also where labels are padded to less.
-    assert [len(marks) for marks in of_few.cut()] == [len(each) for each in WORDS]
+    assert [len(marks) for marks in of_few.cut()] == [len(sentence) for sentence in WORDS]
     assert not of_few.values[:, 1:].any()
 
 
 def test_crf_of_a_label_that_does_not_fit_is_nan_for_its_example_alone():
-    tags = [each.copy() for each in TAGS]
+    tags = [sequence.copy() for sequence in TAGS]
     tags[0][2], tags[3][1], tags[4] = -1, NUM_TAGS, tags[4][:-1]
     inputs = alone.pad(WORDS, 4), alone.pad(tags, 4)
     out = jax.jit(lambda x, y: alone.run(lambda: loss(x, y), PARAMS, 5))(*inputs)

@@ -19,7 +19,7 @@ LOGITS = [normal(n, NUM_CLASSES, seed=n) for n in STEPS]
 
 
 def as_ids(strings, dtype=np.int32):
-    return [np.array(each, dtype).reshape(-1, 1) for each in strings]
+    return [np.array(string, dtype).reshape(-1, 1) for string in strings]
 
 
 def loss_and_gradient(logits, label, **options):
@@ -51,21 +51,21 @@ def test_warpctc_of_an_unlikely_path_is_its_cost():
 def test_warpctc_of_a_label_that_is_no_class_is_nan_for_its_example_alone():
     labels = [[-1, 1], *LABELS[1:3], [0], *LABELS[4:7], [NUM_CLASSES]]
     inputs = alone.pad(LOGITS, 4), alone.pad(as_ids(labels), 2)
-    found = np.isnan(jax.jit(layers.warpctc)(*inputs)[:, 0])
-    assert found.tolist() == [True, False, False, True, False, False, False, True]
+    is_nan = np.isnan(jax.jit(layers.warpctc)(*inputs)[:, 0])
+    assert is_nan.tolist() == [True, False, False, True, False, False, False, True]
 
 
 def test_greedy_decoder_merges_runs_and_leaves_out_blanks():
     strings = ([1, 1, 0, 1, 2, 2], [], [0, 0], [2], [0, 1, 0, 1], [2, 2, 2, 2])
-    scores = [np.eye(NUM_CLASSES, dtype="f")[np.array(each, int)] for each in strings]
+    scores = [np.eye(NUM_CLASSES, dtype="f")[np.array(string, int)] for string in strings]
     for blank in (0, 2):
         out = jax.jit(lambda x, blank=blank: layers.ctc_greedy_decoder(x, blank))(
             alone.pad(scores, 9)
         )
         assert out.values.shape == (6, 9, 1)
         assert out.values.dtype == np.int32
-        found = [each[:, 0].tolist() for each in out.cut()]
-        assert found == [references.merge(each, blank) for each in strings]
+        merged = [ids[:, 0].tolist() for ids in out.cut()]
+        assert merged == [references.merge(string, blank) for string in strings]
 
 
 def levenshtein(a, b):
@@ -88,7 +88,7 @@ def draw_strings():
 @pytest.mark.parametrize("normalized", [True, False])
 def test_edit_distance_is_that_of_a_plain_loop(normalized, ignored):
     strings = draw_strings()
-    inputs = [alone.pad(as_ids(each), 13) for each in zip(*strings, strict=True)]
+    inputs = [alone.pad(as_ids(column), 13) for column in zip(*strings, strict=True)]
 
     @jax.jit
     def measure(a, b):
@@ -98,7 +98,7 @@ def test_edit_distance_is_that_of_a_plain_loop(normalized, ignored):
     assert count == len(strings)
     assert distances.dtype == np.float32
     for (a, b), distance in zip(strings, np.asarray(distances)[:, 0], strict=True):
-        a, b = ([each for each in s if each not in (ignored or ())] for s in (a, b))
+        a, b = ([token for token in s if token not in (ignored or ())] for s in (a, b))
         expected = levenshtein(a, b)
         if normalized:
             expected = expected / len(b) if b else (np.inf if a else 0)

@@ -99,7 +99,7 @@ def test_words_keep_their_lengths_and_training_its_gradients():
     builder = ps.ProgramBuilder(train_words, optax.sgd(0.1), infer_func=infer_words)
     state, loss = builder.train(builder.init(), feed)
     assert np.isfinite(loss)
-    assert [len(each) for each in builder.infer(state, feed)["deviation"]] == [3, 8, 1]
+    assert [len(sequence) for sequence in builder.infer(state, feed)["deviation"]] == [3, 8, 1]
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def test_noise_has_the_shape_mean_and_deviation_it_was_given():
             ),
         }
 
-    found = infer(function, {"x": normal(6, 1)})
-    assert {name: value.shape for name, value in found.items()} == {
+    noise = infer(function, {"x": normal(6, 1)})
+    assert {name: value.shape for name, value in noise.items()} == {
         "rows": (6, 4000),
         "column": (6, 900),
         "common": (6, 4000),
@@ -36,11 +36,11 @@ def test_noise_has_the_shape_mean_and_deviation_it_was_given():
         "of another axis": (2, 3),
     }
     for name, mean, std in [("rows", 3, 0.5), ("column", 3, 3**-0.5), ("common", -1, 2)]:
-        np.testing.assert_allclose(np.mean(found[name], axis=1), mean, atol=5 * std / 30)
-        np.testing.assert_allclose(np.std(found[name], axis=1), std, rtol=0.1)
-    assert found["half"].dtype == found["normal half"].dtype == jnp.bfloat16
-    assert len(np.unique(found["common"], axis=0)) == 1
-    assert len(np.unique(found["rows"], axis=0)) == 6
+        np.testing.assert_allclose(np.mean(noise[name], axis=1), mean, atol=5 * std / 30)
+        np.testing.assert_allclose(np.std(noise[name], axis=1), std, rtol=0.1)
+    assert noise["half"].dtype == noise["normal half"].dtype == jnp.bfloat16
+    assert len(np.unique(noise["common"], axis=0)) == 1
+    assert len(np.unique(noise["rows"], axis=0)) == 6
 
 
 def test_draws_of_a_seed_are_by_threefry_whatever_jax_draws_by():

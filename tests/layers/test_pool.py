@@ -79,8 +79,8 @@ def test_pool2d_same_padding_gives_an_output_for_every_stride():
 
 @pytest.mark.parametrize(("kind", "reduce"), [("max", np.max), ("avg", np.mean)])
 def test_pool2d_global_reduces_the_whole_image(kind, reduce):
-    found = layers.pool2d(IMAGE, pool_type=kind, global_pooling=True)
-    np.testing.assert_allclose(found, reduce(IMAGE, (1, 2), keepdims=True), rtol=1e-5)
+    result = layers.pool2d(IMAGE, pool_type=kind, global_pooling=True)
+    np.testing.assert_allclose(result, reduce(IMAGE, (1, 2), keepdims=True), rtol=1e-5)
 
 
 def test_pool2d_of_whole_numbers_does_not_overflow():
@@ -126,8 +126,8 @@ def test_windows_on_cpu_have_the_gradients_of_xlas(kind, data_format, size, wind
         forwards = jnp.vdot(jax.jvp(lambda x: function(x, windows), (x,), (direction,))[1], ways)
         return y, dx, second, forwards
 
-    found, expected = jax.jit(lambda: (differentiate(on_cpu), differentiate(on_xla)))()
-    for ours, theirs in zip(found, expected, strict=True):
+    actual, expected = jax.jit(lambda: (differentiate(on_cpu), differentiate(on_xla)))()
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -161,10 +161,10 @@ def test_maximum_of_what_xla_computes_twice_or_reads_twice_has_the_gradients_of_
         state, _ = builder.train(builder.init(), feed)
         return jax.device_get(state.variables["params"])
 
-    found = gradients()
+    actual = gradients()
     monkeypatch.setattr(pooling, "max_windows_on_cpu", pooling.max_windows)
     expected = gradients()
-    assert_alike(found, expected, rtol=1e-3, atol=1e-3)
+    assert_alike(actual, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -176,6 +176,6 @@ def test_average_of_half_precision_is_added_up_in_float32(size, dtype):
 
     # The sum of a window is more than float16 holds.
     x = (np.round(normal(2, 32, 32, 3)) + 500) * 4
-    found, exact = (infer(lambda d=d: function(d), {"x": x}) for d in (dtype, "float32"))
-    assert found.dtype == dtype
-    np.testing.assert_allclose(found.astype(np.float32), exact, rtol=2**-8)
+    averages, exact = (infer(lambda d=d: function(d), {"x": x}) for d in (dtype, "float32"))
+    assert averages.dtype == dtype
+    np.testing.assert_allclose(averages.astype(np.float32), exact, rtol=2**-8)

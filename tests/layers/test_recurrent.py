@@ -52,8 +52,8 @@ def test_lstm_without_peepholes_is_torchs():
     # order input, forget, candidate, output; the states after the last of 4 words.
     expected_hidden = [[0.077084, -0.108273, 0.053804], [0.078282, -0.119928, 0.060178]]
     expected_cell = [[0.142657, -0.229386, 0.117232], [0.143404, -0.249016, 0.133769]]
-    np.testing.assert_allclose([each[-1] for each in hidden], expected_hidden, atol=2e-6)
-    np.testing.assert_allclose([each[-1] for each in cell], expected_cell, atol=2e-6)
+    np.testing.assert_allclose([sequence[-1] for sequence in hidden], expected_hidden, atol=2e-6)
+    np.testing.assert_allclose([sequence[-1] for sequence in cell], expected_cell, atol=2e-6)
 
 
 def test_gru_of_origin_mode_is_torchs_where_reset_and_product_commute():
@@ -69,7 +69,7 @@ def test_gru_of_origin_mode_is_torchs_where_reset_and_product_commute():
     # torch 2: nn.GRU(9, 3) with the identity as weight_ih, columns in the order reset, update,
     # candidate, no bias_hh; the states after the last of 4 words.
     expected = [[-0.431418, -0.401262, 0.396104], [0.148271, -0.420033, 0.304181]]
-    np.testing.assert_allclose([each[-1] for each in states], expected, atol=2e-6)
+    np.testing.assert_allclose([sequence[-1] for sequence in states], expected, atol=2e-6)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

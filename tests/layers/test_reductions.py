@@ -58,7 +58,7 @@ def test_half_precision_is_added_up_in_float32_and_statistics_of_a_batch_stay_so
 
     feed = {"x": np.tile(FEED["x"], (400, 1, 1))[:4096], "one": np.ones([4096, 1], np.float32)}
     statistics, total, one, mean = infer(program, feed)
-    assert [str(each.dtype) for each in statistics] == ["float32", "float32", "float16"]
+    assert [str(statistic.dtype) for statistic in statistics] == ["float32", "float32", "float16"]
     assert (float(total[0]), total.dtype) == (409600, np.float32)
     assert one == 1
     np.testing.assert_allclose(mean, feed["x"].mean(), rtol=1e-4)
@@ -87,9 +87,9 @@ def test_accuracy_takes_the_classes_that_top_k_takes_and_a_label_that_is_none_is
     scores[2::7, 3] = np.nan
     words = [[[3.0, 1, 2], [1, 3, 2]], [[1, 2, 3], [3, 1, 2]]] * 30
     feed = {"x": scores, "y": np.arange(60)[:, None] % 7 - 1, "words": words}
-    found = infer(program, {**feed, "tags": [[0, 0], [2, 0]] * 30})
-    assert found.pop("of words") == 0.75  # every word counts
-    for k, (accuracy, is_right) in found.items():
+    results = infer(program, {**feed, "tags": [[0, 0], [2, 0]] * 30})
+    assert results.pop("of words") == 0.75  # every word counts
+    for k, (accuracy, is_right) in results.items():
         assert accuracy == pytest.approx(np.mean(is_right)), k
         assert not is_right[feed["y"][:, 0] == -1].any()
 

@@ -71,13 +71,13 @@ def test_means_over_words_keep_their_counts():
 
     lengths = np.random.default_rng(0).integers(1, 9, size=13)
     feed = {"words": [np.arange(n, dtype=np.int32) for n in lengths]}
-    found = []
+    results = []
     for wrap in (lambda function: function, layers.remat):
         options = {"gradient_accumulation_steps": 3}
         builder = ps.ProgramBuilder(lambda wrap=wrap: program(wrap), optax.sgd(0.1), **options)
         state, loss = builder.train(builder.init(), feed)
-        found.append((jax.device_get(loss), jax.device_get(state.variables)))
-    assert_close(found[1], found[0])
+        results.append((jax.device_get(loss), jax.device_get(state.variables)))
+    assert_close(results[1], results[0])
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ def options(sampler):
     return {"sampler": sampler} | ({"custom_dist": CUSTOM} if sampler == "custom_dist" else {})
 
 
-def nce(x, label, sampler="uniform", **others):
-    return layers.nce(x, label, SIZE, name="out", **options(sampler), **others)
+def nce(x, label, sampler="uniform", **keywords):
+    return layers.nce(x, label, SIZE, name="out", **options(sampler), **keywords)
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_noise_has_the_distribution_that_its_probabilities_say(sampler):
     np.testing.assert_allclose(expected.sum(), 1, rtol=1e-5)
 
 
-def program(**others):
+def program(**keywords):
     label = layers.data("label", [2], "int32")
-    return layers.nce(layers.data("x", [WIDTH]), label, SIZE, name="out", **others)
+    return layers.nce(layers.data("x", [WIDTH]), label, SIZE, name="out", **keywords)
 
 
 def test_noise_is_the_same_on_any_number_of_devices_and_another_for_each_example():
@@ -165,4 +165,4 @@ def test_extreme_scores_have_finite_losses_and_gradients():
     loss, gradients = jax.jit(
         jax.value_and_grad(lambda x, p: alone.run(lambda: total(x, p), p, 2), (0, 1))
     )(x, params)
-    assert all(np.isfinite(each).all() for each in jax.tree.leaves((loss, gradients)))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((loss, gradients)))

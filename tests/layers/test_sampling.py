@@ -88,20 +88,20 @@ FEED = {"first": np.arange(24, dtype=np.int32)[:, None] % 5 + 1, "state": normal
 
 
 def as_lists(sentences):
-    return [np.asarray(each).tolist() for each in sentences]
+    return [np.asarray(sentence).tolist() for sentence in sentences]
 
 
 def test_sampled_sentences_follow_the_seed_and_the_place_alone():
     one = as_lists(infer(sampled(), FEED))
-    others = [as_lists(infer(sampled(seed=seed), FEED)) for seed in (1, np.int64(2))]
-    assert one not in others
-    assert others[0] != others[1]
+    samples = [as_lists(infer(sampled(seed=seed), FEED)) for seed in (1, np.int64(2))]
+    assert one not in samples
+    assert samples[0] != samples[1]
     # The same place and another batch around it.
     part = {name: values[:7] for name, values in FEED.items()}
     assert as_lists(infer(sampled(), part)) == one[:7]
-    assert {len(each) for each in one} > {1, 2}
-    assert all(END not in each[:-1] for each in one)
-    assert all(each[-1] == END or len(each) == 8 for each in one)
+    assert {len(sentence) for sentence in one} > {1, 2}
+    assert all(END not in sentence[:-1] for sentence in one)
+    assert all(sentence[-1] == END or len(sentence) == 8 for sentence in one)
 
 
 def test_sentences_without_an_end_have_all_words():

@@ -21,15 +21,15 @@ def test_nan_among_words_is_their_maximum_and_nan_behind_them_is_not():
     values[[0, 1, 2], [0, 1, 2]] = np.nan
     values[3] = np.nan
     words = Sequence(jnp.asarray(values), jnp.asarray([3, 3, 3, 0]))
-    found = jax.jit(lambda: layers.sequence_pool(words, "max"))()
-    np.testing.assert_array_equal(found, [np.nan, np.nan, np.nan, 0])
+    maxima = jax.jit(lambda: layers.sequence_pool(words, "max"))()
+    np.testing.assert_array_equal(maxima, [np.nan, np.nan, np.nan, 0])
 
 
 def test_maximum_of_booleans_is_whether_any_word_is_true():
     values = jnp.asarray([[False, True, False], [False, False, True], [True, True, True]])
     words = Sequence(values, jnp.asarray([3, 2, 0]))
-    found = jax.jit(lambda: layers.sequence_pool(words, "max"))()
-    np.testing.assert_array_equal(found, [True, False, False])
+    maxima = jax.jit(lambda: layers.sequence_pool(words, "max"))()
+    np.testing.assert_array_equal(maxima, [True, False, False])
 
 
 def test_integers_are_pooled_as_integers_and_bfloat16_in_float32():
@@ -52,17 +52,17 @@ def test_integers_are_pooled_as_integers_and_bfloat16_in_float32():
 
 def test_softmax_of_large_scores_is_finite():
     scores = Sequence(jnp.asarray([[1e30, 1e30, -1e30]]), jnp.asarray([3]))
-    found = jax.jit(lambda: layers.sequence_softmax(scores).values)()
-    assert found.tolist() == [[0.5, 0.5, 0]]
+    probabilities = jax.jit(lambda: layers.sequence_softmax(scores).values)()
+    assert probabilities.tolist() == [[0.5, 0.5, 0]]
 
 
 @pytest.mark.parametrize("padding", [0, 1, ((0, 1), (2, 0))])
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
 def test_windows_of_images_are_cut_row_by_row(data_format, padding):
     image = normal(2, 5, 6, 3)
-    given = image if data_format == "NHWC" else image.transpose(0, 3, 1, 2)
+    batch = image if data_format == "NHWC" else image.transpose(0, 3, 1, 2)
     windows = functools.partial(layers.im2sequence, data_format=data_format)
-    words = jax.jit(lambda x: windows(x, (2, 3), (1, 2), padding))(given)
+    words = jax.jit(lambda x: windows(x, (2, 3), (1, 2), padding))(batch)
     sides = padding if isinstance(padding, tuple) else [(padding, padding)] * 2
     padded = np.pad(image, [(0, 0), *sides, (0, 0)])
     for number, actual in enumerate(words.cut()):
@@ -124,7 +124,7 @@ def test_parameters_are_shared_by_name_and_left_out_on_demand():
         twice = [layers.sequence_conv(words, 2, name="same") for _ in range(2)]
         row = layers.row_conv(words, 1, param_attr="table")
         bare = layers.sequence_conv(words, 2, padding=None, bias_attr=False)
-        return [layers.sequence_pool(each, "sum") for each in (*twice, row, bare)]
+        return [layers.sequence_pool(sequence, "sum") for sequence in (*twice, row, bare)]
 
     shapes = jax.tree.map(
         np.shape, initial(program)["params"], is_leaf=lambda x: hasattr(x, "ndim")

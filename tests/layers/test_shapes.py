@@ -30,8 +30,8 @@ def test_concat_along_the_batch_joins_examples_on_any_number_of_devices(axis):
     feed = {"x0": normal(5, 4), "x1": normal(5, 4, seed=1)}
     one, three = (train(function, feed, num_devices=n) for n in (1, 3))
     np.testing.assert_array_equal(one.values[1], np.concatenate(list(feed.values()))[::2])
-    found, expected = ((step.values, step.gradients) for step in (three, one))
-    assert_alike(found, expected, rtol=1e-5)
+    actual, expected = ((step.values, step.gradients) for step in (three, one))
+    assert_alike(actual, expected, rtol=1e-5)
 
 
 def test_concat_of_parameters_along_axis_0_is_no_batch():

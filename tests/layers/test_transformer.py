@@ -52,7 +52,7 @@ def test_named_attributes_are_shared_by_blocks_and_not_by_their_parts():
 
     projections = ("key", "out", "query", "value")
     parts = {"self_attention": projections, "cross_attention": projections, "ffn": ("in", "out")}
-    names = {f"own_{part}_{each}_{leaf}" for part in parts for each in parts[part] for leaf in "wb"}
+    names = {f"own_{part}_{name}_{leaf}" for part in parts for name in parts[part] for leaf in "wb"}
     assert initial(program)["params"].keys() == {"transformer_decoder_0"} | names
 
 
@@ -110,9 +110,9 @@ def test_sinusoidal_positions_are_those_of_the_paper():
         added = layers.add_positions(x), layers.add_positions(x[:, :1], places)
         return layers.sinusoidal_positions(7, 5), *added
 
-    found = run(jnp.array([[3], [6]]))
+    actual = run(jnp.array([[3], [6]]))
     expected = table, x + table[None], x[:, :1] + table[[3, 6]][:, None]
-    for ours, wanted in zip(found, expected, strict=True):
+    for ours, wanted in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
 
 

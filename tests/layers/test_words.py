@@ -52,8 +52,8 @@ CALLS = {
 
 
 def test_every_word_is_a_row():
-    def call_all(*given):
-        return {name: call(*given) for name, call in CALLS.items()}
+    def call_all(*arguments):
+        return {name: call(*arguments) for name, call in CALLS.items()}
 
     rows = {
         "x": np.concatenate(FEED["x"]),
@@ -70,21 +70,21 @@ def test_every_word_is_a_row():
     of_words = ps.ProgramBuilder(infer_func=lambda: call_all(*inputs()), place=one_device())
     state = of_words.init()
     expected = of_rows.infer(state, rows)
-    for name, found in of_words.infer(state, FEED).items():
-        assert [len(words) for words in found] == list(LENGTHS)
-        joined = np.concatenate(found)
+    for name, sequences in of_words.infer(state, FEED).items():
+        assert [len(words) for words in sequences] == list(LENGTHS)
+        joined = np.concatenate(sequences)
         np.testing.assert_allclose(joined, expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_words_of_sequences_of_other_lengths_are_nan():
     def program():
-        words, others = (layers.data(name, [4], lod_level=1) for name in ("x", "z"))
-        return layers.square_error_cost(words, others)
+        words, targets = (layers.data(name, [4], lod_level=1) for name in ("x", "z"))
+        return layers.square_error_cost(words, targets)
 
     builder = ps.ProgramBuilder(infer_func=program, place=one_device())
     other = [*FEED["x"][:2], FEED["x"][2][:4], *FEED["x"][3:]]
-    found = builder.infer(builder.init(), {"x": FEED["x"], "z": other})
-    assert [np.isnan(each).any() for each in found] == [False, False, True, False, False]
+    costs = builder.infer(builder.init(), {"x": FEED["x"], "z": other})
+    assert [np.isnan(cost).any() for cost in costs] == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_array_as_long_as_the_batch_is_no_row_for_each_example():
 
     builder = ps.ProgramBuilder(infer_func=program, place=one_device())
     chosen, mean, angles = builder.infer(builder.init(), {k: FEED[k] for k in builder.feed_specs})
-    for each, x in zip(chosen, FEED["x"], strict=True):
-        np.testing.assert_allclose(each, x + table[1:2], rtol=1e-6)
+    for rows, x in zip(chosen, FEED["x"], strict=True):
+        np.testing.assert_allclose(rows, x + table[1:2], rtol=1e-6)
     assert mean == pytest.approx(FEED["example"].mean(), rel=1e-5)
-    assert [len(each) for each in angles] == list(LENGTHS)
+    assert [len(sequence) for sequence in angles] == list(LENGTHS)
 
 
 def test_powers_are_taken_word_by_word():
     words = ps.Sequence(jnp.array([[1.0, -2.0, -2.0], [3.0, 0.0, 0.0]]), jnp.array([2, 1]))
-    assert [each.tolist() for each in (words**2).cut()] == [[1, 4], [9]]
-    assert [each.tolist() for each in (2**words).cut()] == [[2, 0.25], [8]]
+    assert [sequence.tolist() for sequence in (words**2).cut()] == [[1, 4], [9]]
+    assert [sequence.tolist() for sequence in (2**words).cut()] == [[2, 0.25], [8]]
     gradient = jax.grad(lambda x: jnp.sum((words.with_values(x) ** 2).masked()))(words.values)
     assert gradient.tolist() == [[2, -4, 0], [6, 0, 0]]

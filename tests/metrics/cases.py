@@ -180,7 +180,7 @@ def program(names):
     for name in names:
         kind, inputs, options = CASES[name.removesuffix(" by weight")]
         weight = data["weight"] if name.endswith(" by weight") else None
-        returned[name] = kind.of(*[data[each] for each in inputs], sample_weight=weight, **options)
+        returned[name] = kind.of(*[data[key] for key in inputs], sample_weight=weight, **options)
     return returned
 
 
@@ -226,15 +226,15 @@ def by_columns(score, input, label, weight, average):
         columns = [(input[:, k], (label == k) * 1, weight) for k in range(input.shape[1])]
     if average == "micro":
         columns = [tuple(map(np.concatenate, zip(*columns, strict=True)))]
-    values = np.array([score(*each) for each in columns])
+    values = np.array([score(*column) for column in columns])
     if average is None:
         return values
     support = [w[t == 1].sum() for _, t, w in columns]
     weights = np.array(support if average == "weighted" else np.ones(len(values)))
-    known = ~np.isnan(values) & (weights > 0)
-    if not known.any():
+    is_defined = ~np.isnan(values) & (weights > 0)
+    if not is_defined.any():
         return np.nan if np.isnan(values).any() else 0.0
-    return np.average(values[known], weights=weights[known])
+    return np.average(values[is_defined], weights=weights[is_defined])
 
 
 def by_row(columns):
@@ -295,10 +295,10 @@ def by_class(score):
                 triples.append(predict(i, t, weight, threshold))
             if average == "micro":
                 triples = [tuple(map(np.concatenate, zip(*triples, strict=True)))]
-            for truth, predicted, each in triples:
-                options = {"average": "binary", "zero_division": 0, "sample_weight": each}
+            for truth, predicted, weights in triples:
+                options = {"average": "binary", "zero_division": 0, "sample_weight": weights}
                 values.append(score(truth, predicted, **options) if len(truth) else 0.0)
-                supports.append(each[truth == 1].sum())
+                supports.append(weights[truth == 1].sum())
             if average in ("micro", None):
                 return np.array(values) if average is None else values[0]
             weighted = average == "weighted"
@@ -430,15 +430,15 @@ def read_words(rows):
 def bleu(words, reference, *, weight, n_gram=4, smooth=False):
     """Return BLEU of the set, by counters of n-grams."""
     matches, totals, lengths = np.zeros(n_gram), np.zeros(n_gram), np.zeros(2)
-    for one, other, each in zip(read_words(words), read_words(reference), weight, strict=True):
-        lengths += each * np.array([len(one), len(other)])
+    for one, other, factor in zip(read_words(words), read_words(reference), weight, strict=True):
+        lengths += factor * np.array([len(one), len(other)])
         for n in range(1, n_gram + 1):
             grams = [
                 Counter(tuple(row[i : i + n]) for i in range(len(row) - n + 1))
                 for row in (one, other)
             ]
-            matches[n - 1] += each * (grams[0] & grams[1]).total()
-            totals[n - 1] += each * grams[0].total()
+            matches[n - 1] += factor * (grams[0] & grams[1]).total()
+            totals[n - 1] += factor * grams[0].total()
     if smooth:
         matches[1:], totals[1:] = matches[1:] + 1, totals[1:] + 1
     if not matches.all():

@@ -31,23 +31,23 @@ def make_data(change):
     return change(cases.make_data()) if change else cases.make_data()
 
 
-def check_values(found, data, title=""):
+def check_values(values, data, title=""):
     """Compare values by name with what other libraries say of these rows."""
-    expected = cases.expect(data, [name for name in found if name != "loss"])
+    expected = cases.expect(data, [name for name in values if name != "loss"])
     wrong = []
     for name, value in expected.items():
         try:
-            np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(values[name], value, rtol=1e-6, atol=1e-6)
         except AssertionError:
-            wrong.append(f"{title} {name}: {found[name]}, expected {value}")
+            wrong.append(f"{title} {name}: {values[name]}, expected {value}")
     assert not wrong, "\n".join(wrong)
 
 
 def check_test(trainer, batch_size):
     for change in (None, *cases.DEGENERATE):
         data = make_data(change)
-        found = trainer.test(readers.arrays(data, batch_size=batch_size))
-        check_values(found, data, change.__name__ if change else "random")
+        values = trainer.test(readers.arrays(data, batch_size=batch_size))
+        check_values(values, data, change.__name__ if change else "random")
 
 
 def test_one_metric_of_each_class_is_what_scikit_learn_says_on_three_devices():

@@ -113,12 +113,12 @@ def test_words_of_an_example_stay_together_in_batches_of_several_lengths():
     score, label = ([np.full(n, v) for v, n in zip(row, lengths, strict=True)] for row in values)
     batches = [{"score": score[n : n + 4], "label": label[n : n + 4]} for n in range(0, 16, 4)]
     _, rank = ps.Trainer(words_program).test(batches, confidence=0.95)
-    random, found = np.random.Generator(np.random.PCG64(0)), []
+    random, ranks = np.random.Generator(np.random.PCG64(0)), []
     for _ in range(1000):
         taken = random.integers(0, 16, 16)
         pair = [np.concatenate([column[n] for n in taken]) for column in (score, label)]
-        found.append(stats.spearmanr(*pair).statistic)
-    assert [rank.low, rank.high] == pytest.approx([*np.quantile(found, [0.025, 0.975])], abs=1e-4)
+        ranks.append(stats.spearmanr(*pair).statistic)
+    assert [rank.low, rank.high] == pytest.approx([*np.quantile(ranks, [0.025, 0.975])], abs=1e-4)
 
 
 def test_value_of_the_batch_has_no_interval_and_is_named(caplog):

@@ -65,17 +65,17 @@ def test_handlers_report_the_exact_metrics_of_the_test(tmp_path, capsys):
             expected.append(expect(trainer))
 
     trainer.train(READER, [on_event, evaluate, stopping, board, table], num_epochs=3)
-    for (_, found), values in zip(evaluate.results, expected, strict=True):
-        assert {n: found[n] for n in values} == pytest.approx(values, abs=1e-6)
+    for (_, results), values in zip(evaluate.results, expected, strict=True):
+        assert {n: results[n] for n in values} == pytest.approx(values, abs=1e-6)
     best = json.loads((tmp_path / "best" / "test.json").read_text())
-    assert best["metrics"]["auc"] == pytest.approx(max(each["auc"] for each in expected), abs=1e-6)
+    assert best["metrics"]["auc"] == pytest.approx(max(row["auc"] for row in expected), abs=1e-6)
     with open(tmp_path / "log.csv") as file:
-        found = [float(row["auc"]) for row in csv.DictReader(file) if row["kind"] == "test"]
-    assert found == pytest.approx([each["auc"] for each in expected], abs=1e-6)
+        results = [float(row["auc"]) for row in csv.DictReader(file) if row["kind"] == "test"]
+    assert results == pytest.approx([row["auc"] for row in expected], abs=1e-6)
     events = EventAccumulator(str(tmp_path / "board" / "test"))
     events.Reload()
-    found = [each.value for each in events.Scalars("epoch/auc")]
-    assert found == pytest.approx([each["auc"] for each in expected], abs=1e-6)
+    results = [scalar.value for scalar in events.Scalars("epoch/auc")]
+    assert results == pytest.approx([row["auc"] for row in expected], abs=1e-6)
     assert "auc = " in capsys.readouterr().out
 
 
@@ -120,14 +120,14 @@ def test_words_of_sequences_count_each_and_padding_does_not():
     batches = [
         {"scores": scores[i : i + 2], "label": labels[i : i + 2]} for i in range(0, len(lengths), 2)
     ]
-    found = ps.Trainer(words, place=eight_devices()).test(batches)
+    results = ps.Trainer(words, place=eight_devices()).test(batches)
     truth, predicted = np.concatenate(labels)[:, 0], np.concatenate(scores)
     expected = sklearn.metrics.f1_score(truth, predicted.argmax(axis=1), average="macro")
-    assert found["f1"] == pytest.approx(expected, abs=1e-6)
+    assert results["f1"] == pytest.approx(expected, abs=1e-6)
     for k in range(3):
         expected = sklearn.metrics.roc_auc_score(truth == k, predicted[:, k])
-        assert found["auc"][k] == pytest.approx(expected, abs=1e-6)
-    assert found["edits"] == 0
+        assert results["auc"][k] == pytest.approx(expected, abs=1e-6)
+    assert results["edits"] == 0
 
 
 def test_rows_that_do_not_count_may_be_nan():
@@ -190,11 +190,11 @@ def test_confusion_matrix_of_many_rows_is_that_of_scikit_learn(num_rows, num_dev
         return layers.mean(weight), matrix
 
     feed = {"predicted": predicted, "label": label, "weight": weights}
-    _, found = ps.Trainer(count, place=eight_devices()[:num_devices]).test([feed])
+    _, counts = ps.Trainer(count, place=eight_devices()[:num_devices]).test([feed])
     expected = sklearn.metrics.confusion_matrix(
         label[:, 0], predicted[:, 0], sample_weight=weights[:, 0].astype(np.float64)
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(counts, expected, rtol=1e-6)
 
 
 def test_own_metric_that_keeps_rows_and_one_that_holds_a_batch_axis():

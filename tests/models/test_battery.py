@@ -93,8 +93,8 @@ def test_network_has_the_published_parameters_and_tensors(name):
     model, shapes = models.get(name), shapes_of(name)
     assert model.default_image_size == published.image_size
     assert model.num_channels == published.num_channels
-    found = (count(shapes.trained), len(shapes.trained))
-    assert found == (published.num_params, published.num_tensors)
+    counts = (count(shapes.trained), len(shapes.trained))
+    assert counts == (published.num_params, published.num_tensors)
     assert count(shapes.parameters) == published.with_statistics
 
 

@@ -105,8 +105,8 @@ def test_preprocess_runs_inside_the_programs_on_bytes():
     whole = np.arange(48, dtype=np.uint8).reshape(1, 4, 4, 3)
     plain = models.classifier(model_of(network), 7)
     expected = infer(plain.infer_program, {"image": whole / np.float32(255)})
-    found = infer(chosen.infer_program, {"image": whole})
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = infer(chosen.infer_program, {"image": whole})
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_image_size_changes_the_input():

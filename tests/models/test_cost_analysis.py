@@ -41,16 +41,16 @@ def traced(name, num_channels, num_classes):
 
 def products(jaxpr):
     """Return the convolutions and matrix products in a trace; of branches, those of one."""
-    found = []
+    equations = []
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("conv_general_dilated", "dot_general"):
-            found.append(equation)
+            equations.append(equation)
             continue
-        inner = [products(each) for each in jaxprs_in_params(equation.params)]
+        inner = [products(subjaxpr) for subjaxpr in jaxprs_in_params(equation.params)]
         if equation.primitive.name == "cond":
             inner = [max(inner, key=len)]
-        found += itertools.chain.from_iterable(inner)
-    return found
+        equations += itertools.chain.from_iterable(inner)
+    return equations
 
 
 def computed(equation, left, right):
@@ -79,9 +79,9 @@ def count_flops(equations):
     """Return XLA's count for a few products."""
 
     def compute(operands):
-        return [computed(each, *pair) for each, pair in zip(equations, operands, strict=True)]
+        return [computed(product, *pair) for product, pair in zip(equations, operands, strict=True)]
 
-    operands = [[variable.aval for variable in each.invars] for each in equations]
+    operands = [[variable.aval for variable in product.invars] for product in equations]
     lowered = jax.jit(compute).trace(operands).lower(lowering_platforms=("tpu",))
     return lowered.cost_analysis()["flops"]
 

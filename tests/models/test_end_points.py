@@ -59,19 +59,19 @@ nasnet_cifar:  Stem 32x96  Cell_17 8x768
 
 def parse_table():
     """Return the shapes of end points by network."""
-    found, names = {}, []
+    shapes, names = {}, []
     for line in TABLE.splitlines():
         words = line.split()
         if ":" in line:
             before, _, after = line.partition(":")
             names, words = before.split(), after.split()
-            found |= {name: {} for name in names}
+            shapes |= {name: {} for name in names}
         for point, text in zip(words[::2], words[1::2], strict=True):
             sizes = () if text == "none" else tuple(map(int, text.split("x")))
             shape = (sizes[0], *sizes) if len(sizes) == 2 else sizes or None
             for name in names:
-                found[name][point] = shape
-    return found
+                shapes[name][point] = shape
+    return shapes
 
 
 POINTS = parse_table()
@@ -120,7 +120,7 @@ FEATURES = {
 
 @pytest.mark.parametrize("name", slow_if_large(FEATURES))
 def test_features_come_without_the_last_layer_and_an_auxiliary_head(name):
-    found = shapes_of(name, 75, num_classes=None)
+    shapes = shapes_of(name, 75, num_classes=None)
     heads = ("AuxLogits", "Logits", "fc8")
-    assert not any(path.startswith(heads) for path in found.parameters)
-    assert found.points["global_pool"] == (FEATURES[name],)
+    assert not any(path.startswith(heads) for path in shapes.parameters)
+    assert shapes.points["global_pool"] == (FEATURES[name],)

@@ -53,10 +53,10 @@ def test_heat_lies_in_the_quadrant_that_the_class_comes_from():
     # The likelier class is where there is more of its channel.
     images[0, :4, :4, 0], images[0, 4:, 4:, 1] = 3, 1
     images[1, :4, :4, 0], images[1, 4:, 4:, 1] = 1, 3
-    found = explain(make_model(count_colors), images)
-    assert found["logits"].argmax(axis=1).tolist() == [0, 1]
+    outputs = explain(make_model(count_colors), images)
+    assert outputs["logits"].argmax(axis=1).tolist() == [0, 1]
     quadrant = np.kron([[1, 0], [0, 0]], np.ones((2, 2)))
-    np.testing.assert_allclose(found["heat"], [quadrant, quadrant[::-1, ::-1]])
+    np.testing.assert_allclose(outputs["heat"], [quadrant, quadrant[::-1, ::-1]])
 
 
 def test_heat_is_the_formula_of_the_paper():
@@ -68,22 +68,22 @@ def test_heat_is_the_formula_of_the_paper():
         return layers.flatten(jnp.sin(net)) @ head, {"pool": net}
 
     images = np.random.default_rng(1).random((3, 8, 8, 2)).astype(np.float32)
-    found = explain(make_model(network), images)
+    outputs = explain(make_model(network), images)
     features = infer(
         lambda: network(layers.data("image", shape=[8, 8, 2]), 2)[1]["pool"], {"image": images}
     )
     logits = np.sin(features).reshape(3, -1) @ head
-    np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs["logits"], logits, rtol=1e-5, atol=1e-6)
     gradient = head.T[logits.argmax(axis=1)].reshape(3, 4, 4, 3) * np.cos(features)
     weights = gradient.mean(axis=(1, 2), keepdims=True)
     heat = np.maximum((weights * features).sum(axis=-1), 0)
     largest = heat.max(axis=(1, 2), keepdims=True)
-    np.testing.assert_allclose(found["heat"], heat / np.where(largest > 0, largest, 1), atol=1e-5)
+    np.testing.assert_allclose(outputs["heat"], heat / np.where(largest > 0, largest, 1), atol=1e-5)
 
 
 def test_image_that_speaks_for_nothing_has_no_heat():
-    found = explain(make_model(count_colors), np.zeros((1, 8, 8, 2), np.float32))
-    assert not found["heat"].any()
+    outputs = explain(make_model(count_colors), np.zeros((1, 8, 8, 2), np.float32))
+    assert not outputs["heat"].any()
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_network_without_a_feature_map_is_an_error_that_says_what_there_is(point
 def test_explain_program_of_a_classifier_has_its_probabilities():
     made = models.classifier("lenet", 10, preprocess=lambda images: images / 255)
     images = {"image": np.random.default_rng(0).integers(0, 256, (2, 28, 28, 1)).astype("f")}
-    found, plain = infer(made.explain_program, images), infer(made.infer_program, images)
-    np.testing.assert_allclose(found["probabilities"], plain, rtol=1e-4)
-    assert found["heat"].shape == (2, 7, 7)
-    assert found["heat"].max() == 1
+    outputs, plain = infer(made.explain_program, images), infer(made.infer_program, images)
+    np.testing.assert_allclose(outputs["probabilities"], plain, rtol=1e-4)
+    assert outputs["heat"].shape == (2, 7, 7)
+    assert outputs["heat"].max() == 1
 
 
 @pytest.mark.slow
@@ -120,12 +120,12 @@ def test_networks_have_heat(name):
     model = models.get(name)
     shape = (2, NETWORKS[name], NETWORKS[name], model.num_channels)
     images = np.random.default_rng(0).random(shape).astype(np.float32)
-    found = explain(model, images)
-    assert found["logits"].shape == (2, 2)
-    assert min(found["heat"].shape[1:]) > 1
-    assert np.isfinite(found["heat"]).all()
-    assert (found["heat"] >= 0).all()
-    assert (found["heat"] <= 1).all()
+    outputs = explain(model, images)
+    assert outputs["logits"].shape == (2, 2)
+    assert min(outputs["heat"].shape[1:]) > 1
+    assert np.isfinite(outputs["heat"]).all()
+    assert (outputs["heat"] >= 0).all()
+    assert (outputs["heat"] <= 1).all()
 
 
 @pytest.mark.slow
@@ -134,6 +134,6 @@ def test_every_kind_of_network_can_be_explained_at_its_own_size(name):
     # A trace alone: that there is a feature map, and that it is a late one.
     model = models.get(name)
     builder = make_builder(model, num_classes=model.num_classes)
-    found = jax.tree.leaves(builder.inspect("infer", batch_size=1).traced.out_info)
-    (heat,) = (each for each in found if len(each.shape) == 3)
+    leaves = jax.tree.leaves(builder.inspect("infer", batch_size=1).traced.out_info)
+    (heat,) = (leaf for leaf in leaves if len(leaf.shape) == 3)
     assert 1 < heat.shape[1] <= model.default_image_size // 4

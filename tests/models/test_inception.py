@@ -31,10 +31,10 @@ SETTINGS = models.get("inception_v3").settings
     ],
 )
 def test_auxiliary_heads_largest_kernel_follows_the_image(name, image_size, layer, extent):
-    found = shapes_of(name, image_size)
-    kernel = found.parameters[f"AuxLogits/{layer}/conv/w"]
+    shapes = shapes_of(name, image_size)
+    kernel = shapes.parameters[f"AuxLogits/{layer}/conv/w"]
     assert kernel == (extent, extent, 128, 768)
-    assert found.points["AuxLogits"] == (1000,)
+    assert shapes.points["AuxLogits"] == (1000,)
 
 
 def test_inception_settings_are_tf_slims():

@@ -90,7 +90,7 @@ class Pickle:
         key = str(len(self.storages))
         self.storages[key] = array.astype("<f4").tobytes()
         strides = [stride // array.itemsize for stride in array.strides]
-        size, stride = (group(*map(number, each)) for each in (array.shape, strides))
+        size, stride = (group(*map(number, numbers)) for numbers in (array.shape, strides))
         return tensor(storage("FloatStorage", key, array.size), 0, size, stride)
 
     def write(self, path: Path, value: bytes, *, is_legacy: bool = False) -> Path:
@@ -241,7 +241,7 @@ def test_every_kind_of_file_gives_the_same_parameters(kind, tmp_path):
     assert set(weights) == set(expected)
     for path, array in expected.items():
         np.testing.assert_array_equal(weights[path], array, err_msg=path)
-    assert note is None or any(note in said for said in weights.notes), weights.notes
+    assert note is None or any(note in line for line in weights.notes), weights.notes
 
 
 def test_raw_weights_are_taken_where_they_are_asked_for(tmp_path):
@@ -262,8 +262,8 @@ def test_map_joins_and_cuts_and_takes_what_is_laid_out_as_here(tmp_path):
     arrays = in_torch()
     joint = np.concatenate([arrays["table"], arrays["hidden.weight"].T], axis=1)
     halves = {"head.a": arrays["head.weight"][:1], "head.b": arrays["head.weight"][1:]}
-    others = {"hidden.bias": arrays["hidden.bias"], "head.bias": arrays["head.bias"]}
-    save_file({"joint": joint, **halves, **others}, tmp_path / "a.safetensors")
+    biases = {"hidden.bias": arrays["hidden.bias"], "head.bias": arrays["head.bias"]}
+    save_file({"joint": joint, **halves, **biases}, tmp_path / "a.safetensors")
     entry = models.Entry
 
     @models.register_weight_map(NAME, "torch")

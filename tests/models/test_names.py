@@ -136,22 +136,22 @@ pnasnet_large torch  cell_5/path2_conv/w cell_5.conv_prev_1x1.path_2.conv.weight
 
 def parse_examples():
     """Return ours and theirs by network and source."""
-    found, pairs = {}, []
+    examples, pairs = {}, []
     for line in EXAMPLES.splitlines():
         words = line.split()
         if words and not line.startswith(" "):
-            pairs = found[tuple(words[:2])] = []
+            pairs = examples[tuple(words[:2])] = []
             words = words[2:]
         pairs += words
-    found = {key: dict(zip(w[::2], w[1::2], strict=True)) for key, w in found.items()}
+    examples = {key: dict(zip(w[::2], w[1::2], strict=True)) for key, w in examples.items()}
     for name in ("alexnet_v2", "overfeat"):  # all there are
         kinds = {**{f"conv{n}": "conv" for n in range(1, 6)}, "fc6": "conv", "fc7": "conv"}
-        found[name, "slim"] = {
+        examples[name, "slim"] = {
             f"{layer}/{kind}/{leaf[0]}": f"{name}/{layer}/{leaf}"
             for layer, kind in {**kinds, "fc8": "fc"}.items()
             for leaf in ("weights", "biases")
         }
-    return found
+    return examples
 
 
 PARSED = parse_examples()
@@ -164,11 +164,11 @@ def maps_of(name, paths):
     if family.tf_slim is not None:
         maps["slim"] = {path: family.tf_slim(name, path) for path in paths}
     for source, makers in (("keras", family.keras), ("torch", family.torch)):
-        found = []
+        tables = []
         for make in makers:
             with contextlib.suppress(KeyError):  # the network is not there
-                found.append(make(name))
-        maps |= {source if not n else f"{source}_{n + 1}": each for n, each in enumerate(found)}
+                tables.append(make(name))
+        maps |= {source if not n else f"{source}_{n + 1}": table for n, table in enumerate(tables)}
     return maps
 
 
@@ -222,16 +222,16 @@ def test_variables_that_keras_numbers_are_those_that_the_network_has_in_keras_or
     renamed = number_keras_variables(ours, theirs)
     assert set(renamed.values()) == theirs
     norm = "Conv2d_1a_3x3/norm"
-    found = [renamed[f"{norm}/{leaf}"].rpartition("/")[2] for leaf in ("bias", "mean", "variance")]
-    assert found == ["0", "1", "2"]
+    order = [renamed[f"{norm}/{leaf}"].rpartition("/")[2] for leaf in ("bias", "mean", "variance")]
+    assert order == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("found", [{"bn/beta", "bn/0"}, set()])
-def test_variables_with_names_keep_them(found):
+@pytest.mark.parametrize("theirs", [{"bn/beta", "bn/0"}, set()])
+def test_variables_with_names_keep_them(theirs):
     ours = {"a": "bn/beta", "b": "bn/moving_mean", "c": "bn/moving_variance"}
-    renamed = number_keras_variables(ours, found)
+    renamed = number_keras_variables(ours, theirs)
     assert renamed["a"] == "bn/beta"
-    assert set(renamed.values()) & found <= {"bn/beta"}
+    assert set(renamed.values()) & theirs <= {"bn/beta"}
 
 
 def test_variable_that_the_network_lacks_alone_is_left_over():

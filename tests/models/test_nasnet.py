@@ -121,8 +121,8 @@ def test_small_network_trains_with_dropped_paths(monkeypatch):
         logits, end_points = network(layers.data("image", [32, 32, 3]), 4)
         label = layers.data("label", [1], "int32")
         losses = [
-            layers.mean(layers.softmax_with_cross_entropy(each, label))
-            for each in (logits, end_points["AuxLogits"])
+            layers.mean(layers.softmax_with_cross_entropy(scores, label))
+            for scores in (logits, end_points["AuxLogits"])
         ]
         return losses[0] + 0.4 * losses[1]
 

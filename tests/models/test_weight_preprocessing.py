@@ -64,9 +64,9 @@ def test_torchvisions_second_weights_are_told_by_their_content(any_torch_file, m
     digest = hashlib.sha256(any_torch_file.read_bytes()).hexdigest()
     module = "penstock.models.weights._SECOND_VERSIONS"
     monkeypatch.setattr(module, (digest[:8],))
-    found = find_preprocessing(get("resnet50"), any_torch_file)
-    assert found == preprocessing.get("torchvision_v2")
-    assert found.host(np.zeros((300, 400, 3), np.uint8), 224, 224, is_training=False).any() == 0
+    prep = find_preprocessing(get("resnet50"), any_torch_file)
+    assert prep == preprocessing.get("torchvision_v2")
+    assert prep.host(np.zeros((300, 400, 3), np.uint8), 224, 224, is_training=False).any() == 0
 
 
 def fitted(name, format, arrays, *, moving_averages=True, num_classes=3, path=None):
@@ -87,11 +87,11 @@ def test_moving_averages_are_taken_or_left_and_either_is_said(tmp_path):
     del averages["LeNet/fc4/biases/ExponentialMovingAverage"]
     arrays = {**raw, **averages, "global_step": np.array(7)}
     path = tmp_path / "lenet.ckpt"
-    found = fitted("lenet", "tf_slim", arrays, path=path)
+    weights = fitted("lenet", "tf_slim", arrays, path=path)
     for name, value in ours.items():
-        np.testing.assert_array_equal(found[name], value + (name != "fc4/fc/b"))
-    assert any("moving averages of 7 of 8 arrays" in note for note in found.notes)
-    assert found.ignored == ("global_step",)
+        np.testing.assert_array_equal(weights[name], value + (name != "fc4/fc/b"))
+    assert any("moving averages of 7 of 8 arrays" in note for note in weights.notes)
+    assert weights.ignored == ("global_step",)
     left = fitted("lenet", "tf_slim", arrays, moving_averages=False, path=path)
     np.testing.assert_array_equal(left["conv1/conv/w"], ours["conv1/conv/w"])
     assert any("the raw arrays, though" in note for note in left.notes)
@@ -101,7 +101,7 @@ def test_moving_averages_are_taken_or_left_and_either_is_said(tmp_path):
     only = fitted(
         "lenet", "tf_slim", arrays | {"LeNet/fc4/biases": raw["LeNet/fc4/biases"]}, path=path
     )
-    np.testing.assert_array_equal(only["conv1/conv/w"], found["conv1/conv/w"])
+    np.testing.assert_array_equal(only["conv1/conv/w"], weights["conv1/conv/w"])
 
 
 @pytest.mark.slow
@@ -114,9 +114,9 @@ def test_checkpoint_of_an_evaluation_graph_has_no_auxiliary_head(name, tmp_path)
     assert head
     arrays = {family.tf_slim(name, n): value for n, value in ours.items()}
     without = {k: v for k, v in arrays.items() if "AuxLogits" not in k and "aux_logits" not in k}
-    found = fitted(name, "tf_slim", without, path=tmp_path / "net.ckpt")
-    assert set(found.left_initial) == set(head)
-    assert set(found) == set(ours) - set(head)
+    weights = fitted(name, "tf_slim", without, path=tmp_path / "net.ckpt")
+    assert set(weights.left_initial) == set(head)
+    assert set(weights) == set(ours) - set(head)
     part = dict(arrays)
     del part[family.tf_slim(name, head[0])]
     with pytest.raises(ParameterError, match="missing: "):
@@ -142,12 +142,12 @@ def keras_vgg(tmp_path, shapes):
 def test_keras_vgg_gets_its_first_kernel_turned_round(tmp_path):
     shapes = list_shapes(build_forward(get("vgg_16"), 10))
     file, kernel = keras_vgg(tmp_path, shapes)
-    found = fitted("vgg_16", "keras", file.arrays, path=file.path)
-    assert found.preprocessing == preprocessing.get("vgg")
-    assert any("blue, green, red" in note for note in found.notes)
+    weights = fitted("vgg_16", "keras", file.arrays, path=file.path)
+    assert weights.preprocessing == preprocessing.get("vgg")
+    assert any("blue, green, red" in note for note in weights.notes)
     image = np.random.default_rng(1).normal(size=(3, 3, 3))
     there = np.tensordot(image[..., ::-1], kernel, 3)
-    np.testing.assert_allclose(np.tensordot(image, found[FIRST], 3), there, rtol=1e-5)
+    np.testing.assert_allclose(np.tensordot(image, weights[FIRST], 3), there, rtol=1e-5)
 
 
 @pytest.fixture
@@ -177,17 +177,17 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
     def names():
         return {"head/w": "out.weight", "head/b": "out.bias"}
 
-    found = models.load_weights(own_network, file)
-    np.testing.assert_array_equal(found["head/w"], weight.T)
-    assert (found.preprocessing, found.num_classes) == (own, 2)
+    weights = models.load_weights(own_network, file)
+    np.testing.assert_array_equal(weights["head/w"], weight.T)
+    assert (weights.preprocessing, weights.num_classes) == (own, 2)
 
     models.register_weight_map(own_network, "keras")(
         lambda: {"head/w": models.Entry("out/kernel"), "head/b": "out/bias"}
     )
     # As a .keras file has them.
     arrays = {"out/0": weight.T, "out/1": np.ones(2, np.float32)}
-    found = fitted(own_network, "keras", arrays, path=keras_file(tmp_path))
-    np.testing.assert_array_equal(found["head/w"], weight.T)
+    weights = fitted(own_network, "keras", arrays, path=keras_file(tmp_path))
+    np.testing.assert_array_equal(weights["head/w"], weight.T)
     del _USER_MAPS[own_network, "keras"]
     models.register_weight_map(own_network, "keras")(lambda: {"head/w": "out/kernel"})
     with pytest.raises(ParameterError, match=r"of_my_own: 1 left over\.\n.*left over: out/1"):
@@ -212,11 +212,11 @@ def test_network_of_ones_own_is_none_of_the_librarys(own_network, tmp_path, monk
     network = get(own_network)
     # As the module of a file of one's own may be called too.
     monkeypatch.setattr(network.function, "__module__", "inception_v4")
-    found = models.load_weights(own_network, file)
-    assert found.preprocessing == preprocessing.get(network.preprocessing)
+    weights = models.load_weights(own_network, file)
+    assert weights.preprocessing == preprocessing.get(network.preprocessing)
     # One that is not registered.
-    found = models.load_weights(dataclasses.replace(network, name="of_nobody"), file)
-    assert (found.model_name, found.num_classes) == ("of_nobody", 2)
+    weights = models.load_weights(dataclasses.replace(network, name="of_nobody"), file)
+    assert (weights.model_name, weights.num_classes) == ("of_nobody", 2)
 
 
 def test_classes_are_counted_in_a_last_layer_without_a_bias(own_network, tmp_path, monkeypatch):
@@ -227,8 +227,8 @@ def test_classes_are_counted_in_a_last_layer_without_a_bias(own_network, tmp_pat
     names = {"head/w": models.Entry("both.weight", part=(1, 2))}
     monkeypatch.setitem(_USER_MAPS, (own_network, "torch"), [(lambda: names, None)])
     save_file({"both.weight": np.ones((14, 48))}, tmp_path / "own.safetensors")
-    found = models.load_weights(model, tmp_path / "own.safetensors")
-    assert (found.num_classes, found["head/w"].shape) == (7, (48, 7))
+    weights = models.load_weights(model, tmp_path / "own.safetensors")
+    assert (weights.num_classes, weights["head/w"].shape) == (7, (48, 7))
     save_file({"both.weight": np.ones(())}, tmp_path / "own.safetensors")
     with pytest.raises(ParameterError, match=r"mismatched: both\.weight"):
         models.load_weights(model, tmp_path / "own.safetensors")

@@ -25,33 +25,33 @@ from tests.layers.programs import infer
 from tests.preprocessing.goldens import Seen, declared, evaluated, finished, photo, trained
 
 ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain(), Torchvision()]
-EACH = pytest.mark.parametrize("each", ALL, ids=lambda each: repr(each)[:28])
-RANDOM = pytest.mark.parametrize("each", ALL[:4], ids=lambda each: repr(each)[:28])
+EACH = pytest.mark.parametrize("prep", ALL, ids=lambda prep: repr(prep)[:28])
+RANDOM = pytest.mark.parametrize("prep", ALL[:4], ids=lambda prep: repr(prep)[:28])
 IMAGES = np.stack([photo(6, 8, seed=seed) for seed in range(8)])
 SAME = np.repeat(IMAGES[:1], 24, axis=0)
 
 
 @EACH
-def test_evaluation_finishes_each_image_without_draws(each):
-    actual = evaluated(each, IMAGES)
-    expected = np.stack([finished(each, image, None) for image in IMAGES])
+def test_evaluation_finishes_each_image_without_draws(prep):
+    actual = evaluated(prep, IMAGES)
+    expected = np.stack([finished(prep, image, None) for image in IMAGES])
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @EACH
-def test_bytes_and_floats_give_the_same(each):
+def test_bytes_and_floats_give_the_same(prep):
     def program():
-        return each.device(layers.data("image", [6, 8, 3], dtype="uint8"))
+        return prep.device(layers.data("image", [6, 8, 3], dtype="uint8"))
 
     as_bytes = infer(program, {"image": IMAGES})
-    np.testing.assert_array_equal(as_bytes, evaluated(each, IMAGES.astype(np.float32)))
+    np.testing.assert_array_equal(as_bytes, evaluated(prep, IMAGES.astype(np.float32)))
 
 
 @pytest.fixture(
     scope="module",
-    params=[ALL[0], *(pytest.param(each, marks=pytest.mark.slow) for each in ALL[1:3]), ALL[3]],
-    ids=lambda each: repr(each)[:28],
+    params=[ALL[0], *(pytest.param(prep, marks=pytest.mark.slow) for prep in ALL[1:3]), ALL[3]],
+    ids=lambda prep: repr(prep)[:28],
 )
 def runs(request):
     """Train on eight images, the first three times over, on one and on eight devices."""
@@ -62,9 +62,9 @@ def runs(request):
 
 @pytest.mark.slow
 def test_rows_of_equal_images_draw_apart(runs):
-    each, _, (one, _) = runs
+    prep, _, (one, _) = runs
     rows = {row.tobytes() for row in one["image"][:3]}
-    assert len(rows) == 3 or (isinstance(each, Vgg) and len(set(one["draws"].tolist())) == 2)
+    assert len(rows) == 3 or (isinstance(prep, Vgg) and len(set(one["draws"].tolist())) == 2)
 
 
 @pytest.mark.quick("Cifarnet")
@@ -75,11 +75,11 @@ def test_draws_do_not_depend_on_the_number_of_devices(runs):
 
 
 def test_training_batch_is_finished_with_what_its_rows_drew(runs):
-    each, images, (one, _) = runs
+    prep, images, (one, _) = runs
     for row, image in enumerate(images):
         draws = jax.tree.map(lambda leaf, row=row: leaf[row], one["draws"])
-        as_drawn = jax.tree.map(_as_drawn, draws, each.draw(jax.random.key(0)))
-        expected = finished(each, image, as_drawn)
+        as_drawn = jax.tree.map(_as_drawn, draws, prep.draw(jax.random.key(0)))
+        expected = finished(prep, image, as_drawn)
         np.testing.assert_allclose(one["image"][row], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -87,10 +87,10 @@ def _as_drawn(value: np.ndarray, like: jax.Array) -> np.ndarray:
     return np.asarray(value).astype(like.dtype)
 
 
-def drawn_by(each: Preprocessing) -> Any:
+def drawn_by(prep: Preprocessing) -> Any:
     """Return what 1200 images draw."""
     keys = jax.random.split(jax.random.key(0), 1200)
-    return jax.tree.map(np.asarray, jax.jit(jax.vmap(each.draw))(keys))
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(prep.draw))(keys))
 
 
 def test_draws_fill_their_ranges():
@@ -131,11 +131,11 @@ def test_draws_differ_between_steps_and_seeds_and_not_between_runs():
 
     def flips(seed):
         state = builder.init(seed=seed)
-        found = []
+        results = []
         for _ in range(2):
             state, (_, result) = builder.train(state, {"image": SAME})
-            found.append(np.asarray(result).tobytes())
-        return found
+            results.append(np.asarray(result).tobytes())
+        return results
 
     first = flips(0)
     assert len({*first, *flips(1)}) == 4
@@ -159,10 +159,10 @@ def test_two_preprocessings_of_one_program_draw_apart():
 
 @pytest.mark.quick("Vgg", "Cifarnet", "Lenet")
 @RANDOM
-def test_constant_image_stays_finite_in_training(each):
-    draws = each.draw(jax.random.key(0))
+def test_constant_image_stays_finite_in_training(prep):
+    draws = prep.draw(jax.random.key(0))
     for value in (0, 128, 255):
-        assert np.isfinite(finished(each, np.full((6, 8, 3), value), draws)).all()
+        assert np.isfinite(finished(prep, np.full((6, 8, 3), value), draws)).all()
 
 
 def test_call_outside_a_program_says_where_it_belongs():
@@ -172,13 +172,13 @@ def test_call_outside_a_program_says_where_it_belongs():
 
 
 @pytest.mark.parametrize(
-    ("each", "shape", "text"),
+    ("prep", "shape", "text"),
     [
         (Inception(), [8, 8, 1], "Inception.device got an array of shape [B, 8, 8, 1], expected"),
         (Vgg(), [192], "[B, 192], expected [B, H, W, C] with C 3. Its operations are on whole"),
         (Lenet(), [8, 8, 4], "with C 1 or 3. "),
     ],
 )
-def test_array_that_is_no_batch_of_images_is_refused(each, shape, text):
+def test_array_that_is_no_batch_of_images_is_refused(prep, shape, text):
     with pytest.raises(ProgramError, match=re.escape(text)):
-        ps.ProgramBuilder(infer_func=lambda: each.device(layers.data("image", shape)))
+        ps.ProgramBuilder(infer_func=lambda: prep.device(layers.data("image", shape)))

@@ -20,12 +20,12 @@ from penstock.preprocessing import (
 from tests.preprocessing.goldens import finished, photo
 
 ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain(), Torchvision()]
-EACH = pytest.mark.parametrize("each", ALL, ids=lambda each: repr(each)[:28])
+EACH = pytest.mark.parametrize("prep", ALL, ids=lambda prep: repr(prep)[:28])
 SIZE = 32
 
 
-def image_for(each: preprocessing.Preprocessing) -> np.ndarray:
-    return photo(SIZE, SIZE) if isinstance(each, Plain) else photo(37, 50)
+def image_for(prep: preprocessing.Preprocessing) -> np.ndarray:
+    return photo(SIZE, SIZE) if isinstance(prep, Plain) else photo(37, 50)
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -34,43 +34,43 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 @EACH
 @pytest.mark.parametrize("is_training", [True, False])
-def test_every_image_gets_the_size_and_the_exact_dtype(each, is_training):
-    image = each.host(image_for(each), SIZE, SIZE, is_training=is_training, random=generator())
+def test_every_image_gets_the_size_and_the_exact_dtype(prep, is_training):
+    image = prep.host(image_for(prep), SIZE, SIZE, is_training=is_training, random=generator())
     assert image.shape == (SIZE, SIZE, 3)
-    is_resized = isinstance(each, Inception | Vgg)
+    is_resized = isinstance(prep, Inception | Vgg)
     assert image.dtype == (np.float32 if is_resized else np.uint8)
 
 
 @EACH
-def test_one_seed_gives_one_image_and_evaluation_draws_nothing(each):
-    image = image_for(each)
+def test_one_seed_gives_one_image_and_evaluation_draws_nothing(prep):
+    image = image_for(prep)
     results = [
-        each.host(image, SIZE, SIZE, is_training=True, random=generator(seed)) for seed in (0, 0, 1)
+        prep.host(image, SIZE, SIZE, is_training=True, random=generator(seed)) for seed in (0, 0, 1)
     ]
     np.testing.assert_array_equal(results[0], results[1])
-    is_random = isinstance(each, Inception | Vgg | Cifarnet | Torchvision)
+    is_random = isinstance(prep, Inception | Vgg | Cifarnet | Torchvision)
     assert (not np.array_equal(results[0], results[2])) == is_random
     unused = generator()
-    each.host(image, SIZE, SIZE, is_training=False, random=unused)
+    prep.host(image, SIZE, SIZE, is_training=False, random=unused)
     assert unused.random() == generator().random()
 
 
 @EACH
-def test_image_is_not_changed_and_need_not_be_contiguous(each):
-    image = image_for(each)
+def test_image_is_not_changed_and_need_not_be_contiguous(prep):
+    image = image_for(prep)
     turned = np.asfortranarray(image)
     turned.setflags(write=False)
     results = [
-        each.host(x, SIZE, SIZE, is_training=True, random=generator()) for x in (image, turned)
+        prep.host(x, SIZE, SIZE, is_training=True, random=generator()) for x in (image, turned)
     ]
     np.testing.assert_array_equal(results[0], results[1])
 
 
 @EACH
 @pytest.mark.parametrize("is_training", [True, False])
-def test_rounded_form_is_at_most_half_a_level_off(each, is_training):
-    image, rounded = image_for(each), type(each)(dtype="uint8")
-    exact = type(each)(dtype="float32")
+def test_rounded_form_is_at_most_half_a_level_off(prep, is_training):
+    image, rounded = image_for(prep), type(prep)(dtype="uint8")
+    exact = type(prep)(dtype="float32")
     results = [
         x.host(image, SIZE, SIZE, is_training=is_training, random=generator())
         for x in (rounded, exact)
@@ -93,21 +93,21 @@ def test_rounded_form_keeps_bicubic_values_within_bytes():
 
 @pytest.mark.quick("vgg")
 @pytest.mark.parametrize(
-    ("each", "evaluation", "training"),
+    ("prep", "evaluation", "training"),
     [(Inception(), 1 / 255, 0.02), (Vgg(), 0.5, 0.5)],
     ids=["inception", "vgg"],
 )
-def test_rounded_form_is_off_by_what_the_page_says(each, evaluation, training):
-    image, rounded = photo(300, 280), type(each)(dtype="uint8")
+def test_rounded_form_is_off_by_what_the_page_says(prep, evaluation, training):
+    image, rounded = photo(300, 280), type(prep)(dtype="uint8")
     for seed in (None, *range(12)):
-        draws = None if seed is None else each.draw(jax.random.key(seed))
+        draws = None if seed is None else prep.draw(jax.random.key(seed))
         exact, near = (
             finished(
                 x,
                 x.host(image, 96, 96, is_training=draws is not None, random=generator(seed or 0)),
                 draws,
             )
-            for x in (each, rounded)
+            for x in (prep, rounded)
         )
         bound = evaluation if seed is None else training
         assert 0 < np.abs(exact - near).max() <= bound * 1.0001
@@ -136,37 +136,37 @@ WRONG = [
 
 @EACH
 @pytest.mark.parametrize(("image", "got", "remedy"), WRONG, ids=[got for _, got, _ in WRONG])
-def test_image_of_another_kind_is_named_with_the_remedy(each, image, got, remedy):
+def test_image_of_another_kind_is_named_with_the_remedy(prep, image, got, remedy):
     with pytest.raises(PreprocessingError) as caught:
-        each.host(image, 8, 8, is_training=False)
+        prep.host(image, 8, 8, is_training=False)
     text = str(caught.value)
-    assert text.startswith(f"preprocessing.{type(each).__name__} got a")
+    assert text.startswith(f"preprocessing.{type(prep).__name__} got a")
     assert "expected [H, W, C] uint8 with C" in text
     assert got in text
     assert remedy in text
 
 
-@pytest.mark.parametrize("each", [Inception(), Vgg()], ids=["inception", "vgg"])
-def test_gray_image_is_refused_where_colours_are_meant(each):
+@pytest.mark.parametrize("prep", [Inception(), Vgg()], ids=["inception", "vgg"])
+def test_gray_image_is_refused_where_colours_are_meant(prep):
     text = "got an image of shape [9, 9, 1] and dtype uint8, expected [H, W, C] uint8 with C 3. "
     with pytest.raises(PreprocessingError, match=re.escape(text)):
-        each.host(np.zeros((9, 9, 1), np.uint8), 8, 8, is_training=False)
+        prep.host(np.zeros((9, 9, 1), np.uint8), 8, 8, is_training=False)
 
 
-@pytest.mark.parametrize("each", [Cifarnet(), Lenet(), Plain()], ids=["cifarnet", "lenet", "plain"])
-def test_gray_image_is_taken_where_colours_do_not_matter(each):
-    image = each.host(np.zeros((9, 9, 1), np.uint8), 9, 9, is_training=False)
+@pytest.mark.parametrize("prep", [Cifarnet(), Lenet(), Plain()], ids=["cifarnet", "lenet", "plain"])
+def test_gray_image_is_taken_where_colours_do_not_matter(prep):
+    image = prep.host(np.zeros((9, 9, 1), np.uint8), 9, 9, is_training=False)
     assert image.shape == (9, 9, 1)
 
 
 @EACH
-def test_training_without_random_numbers_says_where_they_come_from(each):
+def test_training_without_random_numbers_says_where_they_come_from(prep):
     with pytest.raises(PreprocessingError, match=r"got no random numbers, .* as augment=, not as"):
-        each.host(photo(9, 9), 9, 9, is_training=True)
+        prep.host(photo(9, 9), 9, 9, is_training=True)
 
 
 @pytest.mark.parametrize(
-    ("each", "image", "text"),
+    ("prep", "image", "text"),
     [
         (
             Cifarnet(),
@@ -191,9 +191,9 @@ def test_training_without_random_numbers_says_where_they_come_from(each):
     ],
     ids=["cifarnet", "plain", "vgg"],
 )
-def test_image_too_small_for_the_crop_is_refused(each, image, text):
+def test_image_too_small_for_the_crop_is_refused(prep, image, text):
     with pytest.raises(PreprocessingError, match=re.escape(text)):
-        each.host(photo(*image), 32, 32, is_training=True, random=generator())
+        prep.host(photo(*image), 32, 32, is_training=True, random=generator())
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,10 @@ def test_error_names_the_file(folder):
 
 
 @pytest.mark.quick("vgg")
-@pytest.mark.parametrize("each", [Inception(), VGG], ids=["inception", "vgg"])
-def test_reader_and_trainer_train_test_and_infer(folder, each):
+@pytest.mark.parametrize("prep", [Inception(), VGG], ids=["inception", "vgg"])
+def test_reader_and_trainer_train_test_and_infer(folder, prep):
     def infer_program():
-        images = each.device(layers.data("image", [24, 24, 3]))
+        images = prep.device(layers.data("image", [24, 24, 3]))
         return layers.fc(layers.pool2d(images, 24, pool_type="avg"), 2, act="softmax")
 
     def train_program():
@@ -147,8 +147,8 @@ def test_reader_and_trainer_train_test_and_infer(folder, each):
         return layers.mean(layers.cross_entropy(infer_program(), label))
 
     trainer = ps.Trainer(train_program, optax.sgd(1e-4), place=jax.devices()[:2])
-    train = readers.image_folder(folder, 4, augment=each.for_training(24), shuffle=True)
-    test = readers.image_folder(folder, 4, decode=each.for_evaluation(24))
+    train = readers.image_folder(folder, 4, augment=prep.for_training(24), shuffle=True)
+    test = readers.image_folder(folder, 4, decode=prep.for_evaluation(24))
     losses = []
     trainer.train(
         train,

@@ -14,9 +14,9 @@ from tests.preprocessing.goldens import evaluated, trained
 
 @pytest.mark.parametrize("name", ["cifarnet", "inception", "lenet", "none", "torchvision", "vgg"])
 def test_name_gives_the_defaults_which_can_be_changed(name):
-    each = preprocessing.get(name)
-    assert each == type(each)()
-    assert replace(each, dtype="uint8").dtype == "uint8"
+    prep = preprocessing.get(name)
+    assert prep == type(prep)()
+    assert replace(prep, dtype="uint8").dtype == "uint8"
 
 
 def test_unknown_name_lists_the_known_and_the_nearest():
@@ -64,17 +64,17 @@ def test_ones_own_has_options_draws_and_every_check():
 
         return jax.random.randint(key, (), 0, 4)
 
-    each = preprocessing.get("erased")
-    image = each.host(np.full((9, 9, 3), 7, np.uint8), 4, 4, is_training=False)
+    prep = preprocessing.get("erased")
+    image = prep.host(np.full((9, 9, 3), 7, np.uint8), 4, 4, is_training=False)
     images = np.repeat(image[np.newaxis], 16, axis=0)
-    np.testing.assert_array_equal(evaluated(each, images), images)
-    erased = np.asarray(trained(each, images) == 0).all(axis=(2, 3))
+    np.testing.assert_array_equal(evaluated(prep, images), images)
+    erased = np.asarray(trained(prep, images) == 0).all(axis=(2, 3))
     assert erased.sum(axis=1).tolist() == [1] * 16
     assert len(set(erased.argmax(axis=1).tolist())) > 1
     with pytest.raises(
         preprocessing.PreprocessingError, match=r"preprocessing.Erased got an image"
     ):
-        each.host(np.zeros((9, 9), np.uint8), 4, 4, is_training=False)
+        prep.host(np.zeros((9, 9), np.uint8), 4, 4, is_training=False)
 
 
 def test_function_may_make_one():

@@ -62,38 +62,38 @@ def test_wrong_images_and_methods_are_refused():
 @pytest.mark.parametrize(("name", "side"), [("torchvision", 256), ("torchvision_v2", 232)])
 @pytest.mark.parametrize("size", [(375, 500), (500, 333), (60, 61), (256, 256)])
 def test_evaluation_is_torchvisions(name, side, size):
-    each = preprocessing.get(name)
+    prep = preprocessing.get(name)
     image = photo(*size)
-    host = each.host(image, 224, 224, is_training=False)
+    host = prep.host(image, 224, 224, is_training=False)
     assert host.dtype == np.uint8
     expected = prepared_by_torchvision(image, 224, side)
-    np.testing.assert_allclose(evaluated(each, host[np.newaxis])[0], expected, atol=1e-6)
+    np.testing.assert_allclose(evaluated(prep, host[np.newaxis])[0], expected, atol=1e-6)
 
 
 def test_training_crops_have_torchvisions_areas_and_shapes():
     image = photo(375, 500)
-    each, random = Torchvision(), np.random.default_rng(0)
-    boxes = [each._draw_box(random, *image.shape[:2]) for _ in range(2000)]
+    prep, random = Torchvision(), np.random.default_rng(0)
+    boxes = [prep._draw_box(random, *image.shape[:2]) for _ in range(2000)]
     areas = np.array([box.height * box.width for box in boxes]) / (375 * 500)
     ratios = np.array([box.width / box.height for box in boxes])
     assert areas.min() > 0.079
     assert areas.max() <= 1
     assert 0.74 < ratios.min() < 0.76 < 1.31 < ratios.max() < 1.35
     assert all(box.top + box.height <= 375 and box.left + box.width <= 500 for box in boxes)
-    narrow = each._draw_box(random, 400, 3)
+    narrow = prep._draw_box(random, 400, 3)
     assert narrow == Box(198, 0, 4, 3)
 
 
 def test_description_gives_the_same_back():
-    for each in [
+    for prep in [
         Torchvision(),
         Torchvision(crop_fraction=0.95, interpolation="bicubic", means=(0.5, 0.5, 0.5)),
         preprocessing.get("torchvision_v2"),
         preprocessing.Vgg(resize_side_min=341),
         preprocessing.Lenet(dtype="float32"),
     ]:
-        description = preprocessing.describe(each)
-        assert preprocessing.restore(description) == each
+        description = preprocessing.describe(prep)
+        assert preprocessing.restore(description) == prep
     assert preprocessing.describe(Torchvision(crop_fraction=0.965))["name"] == "torchvision_v2"
 
 

@@ -112,7 +112,7 @@ _WHOLE = {
 
 def names() -> list[str]:
     """Return the names of every optimizer, as users write them, and of some made of several."""
-    found = []
+    optimizers = []
     for module in (optax, contrib):
         for name, value in sorted(vars(module).items()):
             if not isinstance(value, FunctionType) or name.startswith("_"):
@@ -122,8 +122,8 @@ def names() -> list[str]:
             # Some of contrib are not annotated.
             is_bare = module is contrib and told is inspect.Signature.empty
             if "GradientTransformation" in returns or (is_bare and name not in NO_OPTIMIZERS):
-                found.append(f"{module.__name__}.{name}")
-    return sorted({*found, *_MADE} - DEPRECATED)
+                optimizers.append(f"{module.__name__}.{name}")
+    return sorted({*optimizers, *_MADE} - DEPRECATED)
 
 
 def make(name: str) -> optax.GradientTransformation:

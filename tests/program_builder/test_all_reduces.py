@@ -62,9 +62,9 @@ def test_step_has_a_message_for_gradients_and_two_for_each_batch_norm(
     program, batch_size, expected
 ):
     builder = ps.ProgramBuilder(program, optax.sgd(0.1, momentum=0.9), place=jax.devices()[:8])
-    (found,) = ps.plan(builder, batch_size=batch_size).collectives
-    assert found.kind == "all-reduce"
-    assert found.number <= expected
+    (collective,) = ps.plan(builder, batch_size=batch_size).collectives
+    assert collective.kind == "all-reduce"
+    assert collective.number <= expected
 
 
 def test_on_gpus_the_optimizer_waits_for_all_gradients_and_steps_as_elsewhere(monkeypatch):

@@ -122,11 +122,11 @@ def test_infer_compiles_once_for_each_power_of_two_where_examples_are_apart(
     state = builder.init()
     for _ in range(2):
         for size in range(1, 21):
-            found = builder.infer(state, {"x": linear_data(size)["x"]})
+            result = builder.infer(state, {"x": linear_data(size)["x"]})
             alone = builder.infer(state, {"x": linear_data(size)["x"]})
-            assert_same_bits(found, alone)
+            assert_same_bits(result, alone)
     # Powers of two are tried: of those, 32 alone is the number of no feed.
-    num_tried = int(num_compiles[1] == 20 and found.shape == (20, 2))
+    num_tried = int(num_compiles[1] == 20 and result.shape == (20, 2))
     assert builder.num_compiles["infer"] == num_compiles[builder.mesh.size] + num_tried
 
 

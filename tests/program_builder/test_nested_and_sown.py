@@ -41,10 +41,10 @@ def test_sown_values_are_returned_and_trained_on(num_devices):
     state = builder.init()
     batch = {"x": linear_data(6)["x"]}
     for step in (builder.test, lambda *args: builder.train(*args)[1]):
-        found = step(state, batch)
-        expected = np.asarray(found["hidden"])
-        np.testing.assert_array_equal(found["sown"]["sowing"]["hidden"][0], expected)
-        assert float(found["loss"]) == pytest.approx(float(np.mean(expected**2)), rel=1e-5)
+        values = step(state, batch)
+        expected = np.asarray(values["hidden"])
+        np.testing.assert_array_equal(values["sown"]["sowing"]["hidden"][0], expected)
+        assert float(values["loss"]) == pytest.approx(float(np.mean(expected**2)), rel=1e-5)
 
 
 def test_nested_metrics_come_back_in_their_structure(tmp_path):

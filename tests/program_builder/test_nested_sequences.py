@@ -49,11 +49,11 @@ def make_batch(random, size):
 def train(num_devices, num_micro_batches=1):
     random = np.random.default_rng(0)
     batches = [make_batch(random, size) for size in (24, 7)]
-    found = []
+    metrics = []
 
     def note(event):
         if isinstance(event, ps.EndStep | ps.EndEpoch):
-            found.append(event.metrics)
+            metrics.append(event.metrics)
 
     trainer = ps.Trainer(
         train_program,
@@ -63,7 +63,7 @@ def train(num_devices, num_micro_batches=1):
     )
     trainer.train(lambda: iter(batches), note, num_epochs=2)
     assert trainer.builder.num_compiles["train"] == 2
-    return np.asarray([*found, trainer.test(lambda: iter(batches))])
+    return np.asarray([*metrics, trainer.test(lambda: iter(batches))])
 
 
 @pytest.mark.quick("how0")

@@ -79,9 +79,9 @@ def test_initial_values_depend_on_names_alone():
     def second():
         x = layers.data("x", shape=[4])
         # Of so many shapes that they are drawn by several programs.
-        others = [layers.fc(layers.fc(x, size=size), size=1) for size in range(5, 12)]
+        outputs = [layers.fc(layers.fc(x, size=size), size=1) for size in range(5, 12)]
         b = layers.fc(layers.fc(x, size=3, name="a"), size=1, name="b")
-        return loss_of(b + sum(others))
+        return loss_of(b + sum(outputs))
 
     before, after = initial(first), initial(second)
     assert_same_bits({name: after[name] for name in before}, before)

@@ -74,11 +74,11 @@ def train(name: str, num_devices: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
 def test_loss_falls_alike_on_one_and_three_devices(name):
-    (one, state, losses), (_, other, others) = (train(name, n) for n in (1, 3))
+    (one, state, losses), (_, other, other_losses) = (train(name, n) for n in (1, 3))
     # Together: the offset is near 0, where the order of a sum shows.
     assert_close(*(jax.flatten_util.ravel_pytree(host(x.variables))[0] for x in (other, state)))
     # Polyak's rate is the loss over the gradient's square: each step multiplies what was rounded.
-    assert_close(others, losses, 1e-4 if "polyak" in name else 1e-5)
+    assert_close(other_losses, losses, 1e-4 if "polyak" in name else 1e-5)
     assert one.num_compiles == {"train": 1}
     if name in STANDS_STILL:
         assert losses[-1] == losses[0]

@@ -150,8 +150,8 @@ def test_optimizer_of_examples_clips_the_gradient_of_each(parts):
     builder = builder_of(optimizer, gradient_accumulation_steps=parts)
     state = builder.init()
     params = params_of(state)
-    gradients = [jax.grad(loss_of)(params, each) for each in examples]
-    stacked = jax.tree.map(lambda *each: jnp.stack(each), *gradients)
+    gradients = [jax.grad(loss_of)(params, example) for example in examples]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *gradients)
     updates, _ = optimizer.update(stacked, optimizer.init(params), params)
     state, _ = builder.train(state, batch)
     assert_close(params_of(state), host(optax.apply_updates(params, updates)))

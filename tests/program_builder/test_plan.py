@@ -132,14 +132,14 @@ def test_time_is_the_longest_of_computing_and_memory_and_then_the_messages():
     assert math.isnan(planned.step_secs)
     assert planned.as_dict()["step_secs"] is None
     rates = Rates(memory_gib=1, teraflops=1e-6, memory_gb=1e3, link_gb=1e-3)
-    known = ps.Plan(**{**vars(planned), "rates": rates})
+    plan = ps.Plan(**{**vars(planned), "rates": rates})
     sent = 2 * planned.collectives[0].num_bytes / 1e6
-    assert known.step_secs == pytest.approx(planned.num_operations / 1e6 + sent)
-    assert known.examples_per_sec == pytest.approx(BATCH / known.step_secs)
-    assert f"{known.examples_per_sec:,.0f}" in str(known)
+    assert plan.step_secs == pytest.approx(planned.num_operations / 1e6 + sent)
+    assert plan.examples_per_sec == pytest.approx(BATCH / plan.step_secs)
+    assert f"{plan.examples_per_sec:,.0f}" in str(plan)
     # On a GPU, whose bytes are not known: a network of lookups has no products.
     nothing = ps.Plan(
-        **{**vars(known), "num_operations": 0.0, "num_bytes": math.nan, "collectives": ()}
+        **{**vars(plan), "num_operations": 0.0, "num_bytes": math.nan, "collectives": ()}
     )
     assert nothing.as_dict()["examples_per_sec"] is None
     assert nothing.facts["step ms"] == ""
@@ -234,5 +234,5 @@ def test_plans_are_made_for_tpus_that_are_not_there():
     small, large = json.loads(shown)
     assert (small["num_devices"], small["fits"], large["fits"]) == (4, True, False)
     assert small["step_secs"] > 0
-    assert {each["kind"] for each in small["collectives"]} >= {"all-gather", "all-reduce"}
+    assert {message["kind"] for message in small["collectives"]} >= {"all-gather", "all-reduce"}
     assert large["total_bytes"] > large["capacity_bytes"] == int(15.75 * 2**30)

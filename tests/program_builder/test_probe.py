@@ -336,8 +336,8 @@ def test_infer_function_may_return_what_has_its_batch_axis_anywhere():
         infer_func=lambda: (lambda x: x @ x.T)(layers.data("x", shape=[2])), place=one_device()
     )
     for size in (3, 5):
-        found = builder.infer(builder.init(), {"x": np.eye(5, 2, dtype="f")[:size]})
-        np.testing.assert_array_equal(found, np.diag([1, 1, 0, 0, 0][:size]))
+        products = builder.infer(builder.init(), {"x": np.eye(5, 2, dtype="f")[:size]})
+        np.testing.assert_array_equal(products, np.diag([1, 1, 0, 0, 0][:size]))
 
 
 # What XLA splits wrongly.

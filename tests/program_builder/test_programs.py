@@ -260,7 +260,7 @@ def test_program_of_the_last_batch_is_traced_after_the_first_step(reader, expect
     trainer.train(reader, on_event)
     assert numbers == expected
     # What is compiled beside training takes none of its time.
-    secs = [each["secs"] for each in trainer.describe()["compilations"]]
+    secs = [compilation["secs"] for compilation in trainer.describe()["compilations"]]
     assert secs[1:] == [None] * (expected[-1] - 1)
 
 
@@ -316,24 +316,24 @@ def test_compile_is_announced_to_processes_that_joined_after_the_programs_were_m
 
 
 def test_launch_of_another_thread_ends_no_compile():
-    others = []
+    threads = []
 
     def answer():
         return builder.infer(state, {"x": linear_data(1)["x"]})
 
     def infer():
-        if others:
-            others[0].start()
-            others.pop().join(60)
+        if threads:
+            threads[0].start()
+            threads.pop().join(60)
             assert group.Joined.group.num_compiling == 1
         return layers.fc(layers.data("x", shape=[4]), size=1)
 
     builder = ps.ProgramBuilder(infer_func=infer, place=one_device())
     state = builder.init()
     answer()
-    others.append(threading.Thread(target=answer))
+    threads.append(threading.Thread(target=answer))
     builder.infer(state, {"x": linear_data(16)["x"]})
-    assert not others
+    assert not threads
     assert group.Joined.group.num_compiling == 0
 
 

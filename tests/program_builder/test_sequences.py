@@ -136,15 +136,15 @@ def test_mean_over_words_of_a_test_is_exact_whatever_the_batch_size(precision, n
     rows = list(zip(whole["words"], whole["tags"], strict=True))
     program = lambda: tag(1)  # noqa: E731
     trainer = ps.Trainer(program, optax.sgd(0.5), place=devices(num_devices), precision=precision)
-    found = [
+    results = [
         trainer.test(ps.readers.batch(lambda: iter(rows), size), feed_order=["words", "tags"])
         for size in (3, 7, 64)
     ]
-    for each in found[1:]:
-        assert_near(each, found[0])
+    for result in results[1:]:
+        assert_near(result, results[0])
     if precision == "float32":
         words = make_builder(lambda: tag(0))
-        assert_near(found[0], host(words.test(words.init(), join(whole))))
+        assert_near(results[0], host(words.test(words.init(), join(whole))))
 
 
 def pool_frames():
@@ -196,7 +196,7 @@ def test_each_example_of_a_batch_is_what_it_is_alone(num_devices):
     )
     state = builder.init()
     pooled, scores = builder.infer(state, {"frames": frames, "labels": labels})
-    assert [each.shape for each in scores] == [(n, 3) for n in lengths]
+    assert [array.shape for array in scores] == [(n, 3) for n in lengths]
     for number in range(len(lengths)):
         feed = {"frames": [frames[number]], "labels": [labels[number]]}
         alone, its_scores = builder.infer(state, feed)
@@ -263,8 +263,8 @@ def test_parameter_that_is_as_long_as_the_padding_is_refused():
 
 @pytest.mark.parametrize("use", [list, lambda x: layers.fc(x, 2), jnp.sum])
 def test_layer_given_a_sequence_of_sequences_says_that_it_takes_the_inner_ones(use):
-    said = r"got (iterated over|used as an array), expected its inner sequences, nested\.inner: "
-    with pytest.raises(TypeError, match=f"a NestedSequence {said}layers work on one level"):
+    text = r"got (iterated over|used as an array), expected its inner sequences, nested\.inner: "
+    with pytest.raises(TypeError, match=f"a NestedSequence {text}layers work on one level"):
         make_builder(lambda: use(layers.data("w", [3], lod_level=2))).init()
 
 

@@ -229,7 +229,7 @@ def running(of_flax, dtype):
     running_over = (10 * hidden).astype(dtype)
     kinds = jnp.cumsum(running_over, axis=1), jax.lax.cummax(running_over, axis=1)
     loss = layers.mean(layers.fc(hidden, size=1) ** 2)
-    return loss, *(layers.mean(jax.lax.stop_gradient(each) * 1.0) for each in kinds)
+    return loss, *(layers.mean(jax.lax.stop_gradient(kind) * 1.0) for kind in kinds)
 
 
 @pytest.mark.quick("True-float32", "int32")

@@ -99,7 +99,7 @@ def test_no_sample_makes_no_batch():
 def test_budget_and_multiple_are_kept(options):
     for batch in lengths(by_length(sequence_samples(Shard()), **options)):
         boundaries = options.get("boundaries", range(1, 12))
-        padded = next(each for each in boundaries if each >= max(*batch, 1, 0))
+        padded = next(boundary for boundary in boundaries if boundary >= max(*batch, 1, 0))
         assert len(batch) * padded <= options.get("words_per_batch", 1000)
         assert len(batch) <= options.get("batch_size", 1000)
         if options.get("drop_last"):
@@ -143,14 +143,14 @@ def test_joined_processes_divide_samples_of_ours_and_ask_whose_those_of_others_a
     ours = readers.arrays({"words": np.arange(12).reshape(4, 3)}, None)
     assert [len(batch) for batch in by_length(ours, batch_size=4)] == [2]
     assert [len(batch) for batch in by_length(ours, batch_size=4, shard=Shard())] == [4]
-    others = readers.shuffle(of_lengths(1, 2, 3, 4), 4)
+    source = readers.shuffle(of_lengths(1, 2, 3, 4), 4)
     with pytest.raises(readers.ShardError, match=r"samples of .* without shard.*shard=Shard\(\)"):
-        by_length(others, batch_size=4)
-    for reader in [readers.cache(others), readers.buffered(readers.cache(others), 2)]:
+        by_length(source, batch_size=4)
+    for reader in [readers.cache(source), readers.buffered(readers.cache(source), 2)]:
         with pytest.raises(readers.ShardError, match="without shard"):
             by_length(reader, batch_size=4)
-    assert [len(batch) for batch in by_length(others, batch_size=4, shard=Shard())] == [4]
-    assert [len(batch) for batch in by_length(others, batch_size=4, shard=Shard(1, 2))] == [2]
+    assert [len(batch) for batch in by_length(source, batch_size=4, shard=Shard())] == [4]
+    assert [len(batch) for batch in by_length(source, batch_size=4, shard=Shard(1, 2))] == [2]
     # Made with a shard, they are this process's own.
     part = readers.arrays({"words": np.arange(12).reshape(4, 3)}, None, shard=Shard(1, 2))
     assert [len(batch) for batch in by_length(part, batch_size=4)] == [2]

@@ -100,7 +100,7 @@ def test_unknown_name_and_split_name_the_nearest():
 
 @pytest.mark.parametrize(
     ("name", "split", "file"),
-    [(each.name, each.split, each.files[0].name) for each in ORIGINALS if each.reads == "dataset"],
+    [(o.name, o.split, o.files[0].name) for o in ORIGINALS if o.reads == "dataset"],
 )
 def test_missing_download_says_what_is_expected_where_and_how_to_get_it(
     tmp_path, name, split, file

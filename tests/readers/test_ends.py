@@ -238,7 +238,7 @@ def test_workers_of_every_kind_end_with_a_parent_that_is_killed(number):
         assert len(workers) == 3
         parent.send_signal(number)
         assert parent.wait() == -number
-        left = [each for each in workers if not select.select([each], [], [], HANGS_AFTER_SECS)[0]]
+        left = [fd for fd in workers if not select.select([fd], [], [], HANGS_AFTER_SECS)[0]]
         for worker in left:
             signal.pidfd_send_signal(worker, signal.SIGKILL)
     for worker in workers:

@@ -11,12 +11,12 @@ from tests.readers.sequence_samples import of_lengths
 
 
 def count_padded(lengths, buckets):
-    return sum(next(bucket for bucket in buckets if bucket >= each) for each in lengths)
+    return sum(next(bucket for bucket in buckets if bucket >= length) for length in lengths)
 
 
 def find_least(lengths, max_buckets, multiple_of):
     """Return the fewest padded words over every choice of boundaries."""
-    rounded = sorted({-(-max(each, 1) // multiple_of) * multiple_of for each in lengths})
+    rounded = sorted({-(-max(length, 1) // multiple_of) * multiple_of for length in lengths})
     return min(
         count_padded(lengths, [*chosen, rounded[-1]])
         for count in range(max_buckets)
@@ -33,7 +33,7 @@ def test_buckets_pad_as_little_as_the_best_of_all_choices(seed, multiple_of):
         buckets = readers.learn_buckets(lengths, max_buckets=max_buckets, multiple_of=multiple_of)
         assert buckets == sorted(set(buckets))
         assert len(buckets) <= max_buckets
-        assert all(each % multiple_of == 0 and each > 0 for each in buckets)
+        assert all(bucket % multiple_of == 0 and bucket > 0 for bucket in buckets)
         least = find_least(lengths.tolist(), min(max_buckets, 4), multiple_of)
         padded = count_padded(lengths.tolist(), buckets)
         assert padded == least if max_buckets <= 4 else padded <= least
@@ -55,7 +55,7 @@ def test_lengths_are_read_from_fields_functions_and_samples():
     expected = [8, 16]
     assert readers.learn_buckets(samples, field="words") == expected
     assert readers.learn_buckets(samples, length=lambda sample: len(sample["words"])) == expected
-    assert readers.learn_buckets([each["words"] for each in samples]) == expected
+    assert readers.learn_buckets([sample["words"] for sample in samples]) == expected
     assert readers.learn_buckets(lambda: iter([3, 9, 12])) == expected
     pairs = [([1], [1] * 12), ([1] * 3, [1])]
     assert readers.learn_buckets(pairs, field=0) == [8]

@@ -91,7 +91,7 @@ def test_mapping_that_is_no_dict_is_a_sample_as_a_dict_is():
     assert next(iter(padded))["ids"].tolist() == [[1, 0], [2, 2]]
     samples = readers.map_readers(tokens, [1, 2, 3])
     by_length = readers.batch_by_length(samples, field="ids", batch_size=2, shuffle=False)
-    assert [[each["number"] for each in batch] for batch in by_length] == [[3, 2], [1]]
+    assert [[sample["number"] for sample in batch] for batch in by_length] == [[3, 2], [1]]
     with pytest.raises(ValueError, match="got a sample of type UserDict"):
         list(readers.batch_by_length(samples, batch_size=2))
     assert readers.learn_buckets(samples, field="ids") == [8]

@@ -64,18 +64,18 @@ def test_look_ahead_bounds_the_records_read():
 
 
 def test_batches_read_ahead_become_more_with_each_that_is_taken(monkeypatch):
-    given = []
+    pieces = []
 
     def counted(*arguments):
         for piece in all_pieces(*arguments):
-            given.append(piece)
+            pieces.append(piece)
             yield piece
 
     all_pieces = _random_access_reader.pieces
     monkeypatch.setattr(_random_access_reader, "pieces", counted)
     with readers.indexed(range(100), 2, num_workers=2, look_ahead=4)() as iterator:
         # A piece is a record here: of those not yet returned, at most nine are given out.
-        counts = [(next(iterator), len(given))[1] for _ in range(6)]
+        counts = [(next(iterator), len(pieces))[1] for _ in range(6)]
     assert counts == [5, 9, 13, 16, 18, 20]
 
 

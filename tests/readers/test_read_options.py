@@ -88,7 +88,7 @@ def make(request, tmp_path):
 
 def test_keywords_are_the_options_with_their_types():
     options, keywords = (
-        typing.get_type_hints(each) for each in (readers.records.ReadOptions, ReadKeywords)
+        typing.get_type_hints(cls) for cls in (readers.records.ReadOptions, ReadKeywords)
     )
     assert options.keys() - keywords.keys() == {"name", "batch_size"}
     for name, hint in keywords.items():
@@ -196,8 +196,8 @@ def test_damaged_record_is_raised_or_left_out_and_counted(make, workers, tmp_pat
         list(make(**options))
     assert name in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     iterator = make(**options, on_error="skip")()
-    found = [batch["label"].tolist() for batch in iterator]
-    assert found == [[0, 1, 2], [3, 4], [6, 7]]
+    labels = [batch["label"].tolist() for batch in iterator]
+    assert labels == [[0, 1, 2], [3, 4], [6, 7]]
     assert iterator.num_skipped == 1
     (line,) = caplog.messages
     assert re.search(r"epoch 0 skipped 1 of 8 records. The first: .*" + re.escape(name), line)
@@ -217,7 +217,7 @@ def test_records_skipped_before_a_restored_position_are_reported_and_those_after
     resumed = reader.iterate(0)
     resumed.set_state(iterator.get_state())
     iterator.set_state(start)
-    assert [len(list(each)) for each in (resumed, iterator)] == [2, 3]
+    assert [len(list(batches)) for batches in (resumed, iterator)] == [2, 3]
     first, second = caplog.messages
     assert first == "indexed: epoch 0 skipped 1 of 6 records."
     assert second == "indexed: epoch 0 skipped 1 of 6 records. The first: it is 0"

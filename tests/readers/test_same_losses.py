@@ -38,9 +38,9 @@ def losses(reader: Any, **options: Any) -> list[float]:
 
 @pytest.fixture(scope="module")
 def expected():
-    found = losses(readers.arrays(columns(), BATCH_SIZE))
-    assert len(found) == len(set(found)) == 2 * -(-NUM_SAMPLES // BATCH_SIZE)
-    return found
+    values = losses(readers.arrays(columns(), BATCH_SIZE))
+    assert len(values) == len(set(values)) == 2 * -(-NUM_SAMPLES // BATCH_SIZE)
+    return values
 
 
 def fluid() -> Any:

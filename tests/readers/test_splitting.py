@@ -43,10 +43,10 @@ MAKERS = pytest.mark.parametrize("make", [in_memory, from_source])
 def test_every_sample_is_in_one_part(make, by):
     parts = readers.split(make(), [0.5, 0.3, 0.2], seed=3, by=by)
     numbers = [read(part) for part in parts]
-    assert [len(each) for each in numbers] == [50, 30, 20]
+    assert [len(indices) for indices in numbers] == [50, 30, 20]
     assert sorted(np.concatenate(numbers)) == list(range(100))
     if by is not None:
-        counts = [np.bincount(LABELS[each]).tolist() for each in numbers]
+        counts = [np.bincount(LABELS[indices]).tolist() for indices in numbers]
         assert counts == [[25, 15, 10], [15, 9, 6], [10, 6, 4]]
 
 

@@ -34,20 +34,20 @@ def make_reader(samples: list[Any], **options: Any) -> Any:
     """Return batches of samples of about one length, shuffled."""
     options = {"batch_size": BATCH_SIZE, "boundaries": BUCKETS, "pool_batches": 3, **options}
     numbers = readers.arrays({"number": np.arange(len(samples))}, None, shard=readers.Shard())
-    source = readers.map_readers(lambda each: samples[int(each["number"])], numbers)
+    source = readers.map_readers(lambda row: samples[int(row["number"])], numbers)
     return readers.batch_by_length(source, field=0, **options)
 
 
 def run(shard: readers.Shard, place: Any = None) -> Any:
     """Return the metrics of each step and epoch of two epochs, of a test, and the parameters."""
-    trainer, said = ps.Trainer(program, optax.adam(0.05), place=place), []
+    trainer, metrics = ps.Trainer(program, optax.adam(0.05), place=place), []
 
     def keep(event: Any) -> None:
         if isinstance(event, ps.EndStep | ps.EndEpoch):
-            said.append([float(each) for each in event.metrics[:2]])
+            metrics.append([float(value) for value in event.metrics[:2]])
 
     reader, order = make_reader(make_samples(), shard=shard), ["words", "tags"]
     trainer.train(reader, keep, num_epochs=2, feed_order=order)
-    tested = [np.asarray(each).tolist() for each in trainer.test(reader, feed_order=order)]
+    tested = [np.asarray(value).tolist() for value in trainer.test(reader, feed_order=order)]
     parameters = {name: value.tolist() for name, value in trainer.parameters.items()}
-    return {"said": said, "tested": tested, "parameters": parameters}
+    return {"said": metrics, "tested": tested, "parameters": parameters}

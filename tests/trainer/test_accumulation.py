@@ -49,9 +49,9 @@ def test_parts_give_the_step_of_the_whole_batch(num_devices, num):
     place = jax.devices()[:num_devices]
     optimizer = optax.sgd(0.1, momentum=0.9)
     whole, expected = run(1, place=place, num=num, optimizer=optimizer)
-    parts, found = run(4, place=place, num=num, optimizer=optimizer)
+    parts, actual = run(4, place=place, num=num, optimizer=optimizer)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(actual[name], value, rtol=1e-6, atol=1e-6)
     for (loss, accuracy, rows), (loss_whole, accuracy_whole, rows_whole) in zip(
         parts, whole, strict=True
     ):
@@ -79,9 +79,9 @@ def test_parts_that_devices_do_not_divide_are_sorted():
         run(2, place=jax.devices()[:number], batch=12, num=12, function=sorted_program)
         for number in (1, 4)
     ]
-    (_, expected), (_, found) = runs
+    (_, expected), (_, actual) = runs
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_parts_draw_each_its_own_mask():

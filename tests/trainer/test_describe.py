@@ -28,8 +28,8 @@ def test_description_names_versions_devices_configuration_and_parameters(place):
     assert list(described) == parts
     assert described["compilations"] == []
     own = {"python": platform.python_version(), "penstock": ps.__version__}
-    others = {"jax": jax.__version__, "numpy": np.__version__}
-    assert described["versions"] == {**described["versions"], **own, **others}
+    libraries = {"jax": jax.__version__, "numpy": np.__version__}
+    assert described["versions"] == {**described["versions"], **own, **libraries}
     assert "unknown" not in described["versions"].values()
     assert described["devices"] == {
         "platform": "cpu",
@@ -111,8 +111,8 @@ def test_two_processes_of_one_command_give_the_same_bits_and_another_seed_gives_
         runs.append(json.loads(output))
         assert json.loads((tmp_path / name / "run.json").read_text()) == runs[-1]["described"]
     assert runs[0]["digest"] == runs[1]["digest"] != runs[2]["digest"]
-    for each in runs:
-        del each["described"]["configuration"]["checkpoint"]["directory"]
+    for report in runs:
+        del report["described"]["configuration"]["checkpoint"]["directory"]
     assert runs[0]["described"] == runs[1]["described"] != runs[2]["described"]
 
 

@@ -52,7 +52,7 @@ def test_compilations_before_freeze_and_unfreeze_stay_told():
         trainer.train(READER)
         change("backbone")
     compiled = trainer.describe()["compilations"]
-    assert [(each["program"], each["num_examples"]) for each in compiled] == [("train", 16)] * 2
+    assert [(entry["program"], entry["num_examples"]) for entry in compiled] == [("train", 16)] * 2
     assert trainer.builder.num_compiles == {"train": 2}
 
 

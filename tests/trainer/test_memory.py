@@ -19,7 +19,7 @@ def test_trainer_that_nobody_holds_gives_its_memory_back_without_the_collector(t
         gc.disable()
         try:
             del trainer
-            assert [each() for each in held] == [None, None]
+            assert [reference() for reference in held] == [None, None]
         finally:
             if is_enabled:
                 gc.enable()

@@ -328,10 +328,10 @@ def test_replay_names_the_line_however_the_trainer_is_made(way, capsys):
     train_to_the_end(trainer, reader)
     with pytest.raises(FloatingPointError) as caught:
         trainer.replay(reader)
-    said = str(caught.value)
-    assert re.match(rf"replay of global step {min(bad)}: [Ii]nvalid value \(\w+\)", said)
+    message = str(caught.value)
+    assert re.match(rf"replay of global step {min(bad)}: [Ii]nvalid value \(\w+\)", message)
     file, number = inspect.getsourcefile(function), line_of(function, call)
-    assert f"{text}: {file}:{number}, in {function.__name__}: " in said
+    assert f"{text}: {file}:{number}, in {function.__name__}: " in message
     assert capsys.readouterr().out == ""
 
 

@@ -23,12 +23,12 @@ def signalled(folder, phase, number, *, waits_for=("ready",)):
       Its exit code, the lines after those, and its errors.
     """
     process = start_module("tests.trainer.interrupted_run", folder, phase)
-    lines, found = lines_of(process), []
-    for each in waits_for:
-        found.append(next((line for line in lines if line == each), None))
+    lines, printed = lines_of(process), []
+    for expected in waits_for:
+        printed.append(next((line for line in lines if line == expected), None))
         process.send_signal(number)
     [(code, output, errors)] = finish([process])
-    assert found == list(waits_for), errors
+    assert printed == list(waits_for), errors
     return code, output.splitlines(), errors
 
 

@@ -85,13 +85,13 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "good", "wrong", "said"), OUT_OF_RANGE)
-def test_replay_names_the_word_that_is_out_of_range(program, good, wrong, said):
+@pytest.mark.parametrize(("program", "good", "wrong", "text"), OUT_OF_RANGE)
+def test_replay_names_the_word_that_is_out_of_range(program, good, wrong, text):
     trainer = ps.Trainer(program, optax.adam(0.05), place=one_device())
     with pytest.raises(FloatingPointError) as caught:
         trainer.replay([good, {**good, **wrong}])
     assert str(caught.value).startswith("replay of global step 1: ")
-    assert f" The input {said} of the batch; with 0 there" in str(caught.value)
+    assert f" The input {text} of the batch; with 0 there" in str(caught.value)
 
 
 def test_replay_names_the_sequences_that_are_not_finite():
@@ -107,11 +107,11 @@ def test_replay_names_the_sequences_that_are_not_finite():
 
 @pytest.mark.slow
 def test_two_processes_with_words_of_unequal_length_train_as_one():
-    found = [each["result"] for each in run_group(2, 1, "tests.two_processes", "sequences")]
-    assert found[0] == found[1]
+    results = [output["result"] for output in run_group(2, 1, "tests.two_processes", "sequences")]
+    assert results[0] == results[1]
     expected = sequence_run.run(ps.readers.Shard(), one_device())
     for name in ("said", "tested"):
-        for actual, wanted in zip(found[0][name], expected[name], strict=True):
+        for actual, wanted in zip(results[0][name], expected[name], strict=True):
             np.testing.assert_allclose(actual, wanted, atol=1e-6)
     for name, value in expected["parameters"].items():
-        np.testing.assert_allclose(found[0]["parameters"][name], value, atol=1e-5)
+        np.testing.assert_allclose(results[0]["parameters"][name], value, atol=1e-5)

@@ -18,8 +18,8 @@ def test_trainers_of_a_builder_compile_once_and_train_as_trainers_of_the_functio
     for seed in (0, 1, 0):
         trainer = ps.Trainer(builder, seed=seed)
         alone = ps.Trainer(linear_program, optax.adam(0.1), place=one_device(), seed=seed)
-        for each in (trainer, alone):
-            each.train(linear_reader(), num_epochs=2)
+        trainer.train(linear_reader(), num_epochs=2)
+        alone.train(linear_reader(), num_epochs=2)
         assert trainer.test(linear_reader()) == alone.test(linear_reader())
         np.testing.assert_array_equal(trainer.parameters["fc_0/w"], alone.parameters["fc_0/w"])
         # Batches of 4 and 2, once for all three.

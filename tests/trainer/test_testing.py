@@ -79,9 +79,9 @@ MEANS = {
 
 def test_means_are_the_same_for_every_batch_size_without_a_line(caplog):
     test = make_test(MEANS)
-    found = {size: jax.tree.leaves(test(size)) for size in (NUM_EXAMPLES, 1, 7, 64)}
-    for size, means in found.items():
-        np.testing.assert_allclose(means, found[NUM_EXAMPLES], rtol=1e-6, err_msg=str(size))
+    results = {size: jax.tree.leaves(test(size)) for size in (NUM_EXAMPLES, 1, 7, 64)}
+    for size, means in results.items():
+        np.testing.assert_allclose(means, results[NUM_EXAMPLES], rtol=1e-6, err_msg=str(size))
     assert "which is no mean over examples" not in caplog.text
 
 
@@ -100,7 +100,7 @@ NO_MEANS = {
 
 def test_scalar_that_is_no_mean_is_named_once_with_a_metric_that_fits_and_the_loss_is_not(caplog):
     make_test({key: metric for key, (metric, _) in NO_MEANS.items()})(64)
-    lines = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
+    lines = [text for text in caplog.messages if "no mean over" in text]
     for line, (key, (_, advice)) in zip(lines, NO_MEANS.items(), strict=True):
         assert f"has returned value {key!r}, which is no mean over examples" in line
         assert advice in line
@@ -108,7 +108,7 @@ def test_scalar_that_is_no_mean_is_named_once_with_a_metric_that_fits_and_the_lo
 
 def test_line_about_a_loss_guesses_no_metric(caplog):
     make_test({"loss": largest})(64)
-    (line,) = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
+    (line,) = [text for text in caplog.messages if "no mean over" in text]
     assert "Return a penstock.metrics.Metric: its sums are exact." in line
 
 
@@ -117,7 +117,7 @@ def test_line_about_a_scalar_of_random_numbers_says_that_these_may_be_the_reason
         return jnp.mean(probabilities[:, 1] + jax.random.normal(layers.random_key(), [len(label)]))
 
     make_test({"noise": noise})(64)
-    (line,) = [each.getMessage() for each in caplog.records if "no mean over" in each.getMessage()]
+    (line,) = [text for text in caplog.messages if "no mean over" in text]
     assert line.endswith(
         "If only its random numbers differ, which each half draws anew, leave it as it is."
     )
@@ -154,16 +154,16 @@ def test_programs_of_a_test_on_several_cpu_devices_run_one_after_the_other(monke
 def test_seconds_beside_steps_are_counted_whether_or_not_a_call_succeeds(tmp_path):
     """Of what tests and saves, for a handler too; steps that still run are none of them."""
     trainer, before = ps.Trainer(linear_program, optax.sgd(0.1), place="cpu"), time.monotonic()
-    found = [trainer.secs_beside]
+    secs = [trainer.secs_beside]
     trainer.test(linear_reader())
-    found.append(trainer.secs_beside)
+    secs.append(trainer.secs_beside)
     trainer.train(linear_reader(), ps.handlers.Evaluate(linear_reader()))
-    found.append(trainer.secs_beside)
+    secs.append(trainer.secs_beside)
     with pytest.raises(ps.ReaderError):
         trainer.test([])
-    found.append(trainer.secs_beside)
+    secs.append(trainer.secs_beside)
     trainer.save_params(tmp_path)
-    found.append(trainer.secs_beside)
-    assert found == sorted(set(found))
-    assert found[0] == 0.0
-    assert found[-1] < time.monotonic() - before
+    secs.append(trainer.secs_beside)
+    assert secs == sorted(set(secs))
+    assert secs[0] == 0.0
+    assert secs[-1] < time.monotonic() - before

@@ -46,11 +46,11 @@ def test_scale_of_0_freezes_the_parameters_and_not_the_optimizer(place, steps_pe
 @PLACES
 def test_scale_multiplies_the_first_update_exactly(place, scale):
     changes = []
-    for each in (1.0, scale):
+    for factor in (1.0, scale):
         trainer = trainer_of(place)
         for name, value in trainer.parameters.items():
             trainer.parameters[name] = np.zeros_like(value)  # the change is then not rounded
-        trainer.update_scale = each
+        trainer.update_scale = factor
         trainer.train([linear_data(8)])
         changes.append(dict(trainer.parameters))
     for name, change in changes[0].items():

@@ -71,7 +71,7 @@ def train(network, use_cuda, params_dirname):
     trainer.train(
         num_epochs=2, event_handler=event_handler, reader=train_reader, feed_order=["img", "label"]
     )
-    best = sorted(lists, key=lambda each: float(each[1]))[0]
+    best = sorted(lists, key=lambda entry: float(entry[1]))[0]
     print("The classification accuracy is %.2f%%" % (float(best[2]) * 100))
 
 

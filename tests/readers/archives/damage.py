@@ -79,7 +79,7 @@ def make_case(number: int) -> Case:
 
 def write_original(name: str, folder: Path) -> Original:
     """Write the files of the first set of a name, whole, into an empty folder."""
-    original = next(each for each in ORIGINALS if each.name == name)
+    original = next(o for o in ORIGINALS if o.name == name)
     write_files(Case(number=-1, original=original, kind="none"), folder)
     return original
 
@@ -253,13 +253,13 @@ def _bomb(case: Case, file: File, random: np.random.Generator) -> Case:
     members = list(file.members)
     one = members.pop(int(random.integers(len(members))))
     if file.form == "tar":
-        others = tar_bytes(members).rstrip(b"\0")
-        others += bytes(-len(others) % 512)
+        rest = tar_bytes(members).rstrip(b"\0")
+        rest += bytes(-len(rest) % 512)
         info = tarfile.TarInfo(one.name if random.integers(3) else "README")
         info.size = len(block) * num_blocks
         end = bytes(-info.size % 512 + 1024)
         header = info.tobuf(tarfile.GNU_FORMAT)
-        data = _pack_gzip([(others, 1), (header, 1), (block, num_blocks), (end, 1)])
+        data = _pack_gzip([(rest, 1), (header, 1), (block, num_blocks), (end, 1)])
     elif file.form == "gz":
         # As many images as its header claims, or other bytes.
         shape = (num_blocks * 1000, 28, 28)[: one.data[3]]

@@ -53,11 +53,11 @@ def _convert(original: Original, folder: Path) -> bytes:
     return hashlib.sha256(b"".join(path.read_bytes() for path in made)).digest()
 
 
-def check(original: Original, found: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> None:
+def check(original: Original, columns: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> None:
     """Check that what was read has the columns, kinds, shapes and ranges of the set."""
-    assert list(found) == list(whole)
-    assert len({len(column) for column in found.values()}) == 1 or original.reads == "convert"
-    for name, column in found.items():
+    assert list(columns) == list(whole)
+    assert len({len(column) for column in columns.values()}) == 1 or original.reads == "convert"
+    for name, column in columns.items():
         assert column.dtype == whole[name].dtype
         assert column.shape[1:] == whole[name].shape[1:]
         assert np.isfinite(column).all()
@@ -71,15 +71,15 @@ def outcome(case: Case, folder: Path, wholes: list[dict[str, np.ndarray]]) -> st
     whole = wholes[case.number % len(ORIGINALS)]
     try:
         write_files(case, folder)
-        found = read(case.original, folder)
+        columns = read(case.original, folder)
     except OURS as error:
         return "error" if f"{folder}" in str(error) else f"unnamed: {type(error).__name__}: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:300]
     try:
-        check(case.original, found, whole)
+        check(case.original, columns, whole)
         if case.is_checksummed:
-            assert all(np.array_equal(found[name], whole[name]) for name in whole)
+            assert all(np.array_equal(columns[name], whole[name]) for name in whole)
     except AssertionError as error:
         return f"wrong data: {error}"[:300]
     return "right"

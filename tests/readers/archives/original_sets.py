@@ -113,8 +113,8 @@ def _mnist(name: str, part: str, **options: str) -> Original:
     images, labels = random.integers(0, 256, (7, 28, 28), np.uint8), np.arange(7, dtype=np.uint8)
     parts = ("train", "t10k") if options else (part,)
     files = [
-        File(name=f"{each}-{kind}-ubyte.gz", form="gz", members=(Member(name="", data=data),))
-        for each in parts
+        File(name=f"{prefix}-{kind}-ubyte.gz", form="gz", members=(Member(name="", data=data),))
+        for prefix in parts
         for kind, data in (("images-idx3", idx_bytes(images)), ("labels-idx1", idx_bytes(labels)))
     ]
     return Original(

@@ -32,16 +32,16 @@ from tests.readers.convert.originals import idx_bytes
 def test_content_of_a_set_that_cannot_be_is_refused_with_its_place(
     tmp_path, name, member, old, new, expected
 ):
-    original = next(each for each in ORIGINALS if each.name == name)
+    original = next(o for o in ORIGINALS if o.name == name)
     (file,) = original.files
     members = [
-        replace(each, data=each.data.replace(old, new) if old else new + each.data[1:])
-        if each.name.endswith(member)
-        else each
-        for each in file.members
+        replace(entry, data=entry.data.replace(old, new) if old else new + entry.data[1:])
+        if entry.name.endswith(member)
+        else entry
+        for entry in file.members
     ]
     if old == new:  # taken out
-        members = [each for each in members if not each.name.endswith(member)]
+        members = [entry for entry in members if not entry.name.endswith(member)]
     changed = {file.name: file.with_members(members).packed()}
     write_files(Case(number=0, original=original, kind="content", changed=changed), tmp_path)
     with pytest.raises(ArchiveError, match=expected) as caught:

@@ -31,5 +31,5 @@ def test_undamaged_archive_is_read_alike_packed_and_unpacked(original, tmp_path)
     if unpacked:
         empty(tmp_path)
         write_files(Case(number=-1, original=original, kind="none", unpacked=unpacked), tmp_path)
-        found = read(original, tmp_path)
-        assert all(np.array_equal(found[name], column) for name, column in whole.items())
+        columns = read(original, tmp_path)
+        assert all(np.array_equal(columns[name], column) for name, column in whole.items())

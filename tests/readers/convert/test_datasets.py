@@ -204,13 +204,13 @@ def test_only_images_that_are_stored_turned_are_written_anew_upright(tmp_path):
         (folder / name).write_bytes(content)
     made = convert_pets(tmp_path, num_validation=0)
     records = read_slim(made[0])
-    kept = {each["image/encoded"] for each in records} & set(files.values())
+    kept = {record["image/encoded"] for record in records} & set(files.values())
     assert kept == {files["a.jpg"], files["d.jpg"]}
-    turned = [each for each in records if each["image/width"] == 32]
-    assert sorted(each["image/format"] for each in turned) == [b"jpg", b"png"]
-    for each in turned:
-        assert each["image/height"] == 16
-        check_quarters(decode_image(each["image/encoded"]))
+    turned = [record for record in records if record["image/width"] == 32]
+    assert sorted(record["image/format"] for record in turned) == [b"jpg", b"png"]
+    for image in turned:
+        assert image["image/height"] == 16
+        check_quarters(decode_image(image["image/encoded"]))
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".bmp", ".tiff"])
@@ -309,8 +309,8 @@ def test_archive_with_other_contents_is_an_error_and_leaves_no_records(tmp_path)
         ({"x/data_batch_1.bin": b"\x0a" + bytes(3072)}, "got label 10 of image 0, expected 0 to 9"),
         ({"x/data_batch_1.bin": bytes(3073 * 10_001)}, "expected at most 30730000"),
     ]:
-        others = {f"x/data_batch_{number}.bin": bytes(3073) for number in range(2, 6)}
-        write_tar(archive, others | members)
+        batches = {f"x/data_batch_{number}.bin": bytes(3073) for number in range(2, 6)}
+        write_tar(archive, batches | members)
         with pytest.raises(convert.ArchiveError, match=expected):
             convert_unchecked("cifar10", tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == [archive.name]

@@ -154,12 +154,12 @@ def whole_frames(data: bytes, frames: list[bytes]) -> tuple[int, ...]:
     Of 100,000 splices and cuts some hit the edges of records: such a file repeats or lacks one,
     and nothing in it tells.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     at = 0
     while number := [n for n, frame in enumerate(frames) if data.startswith(frame, at)]:
-        found += number
+        numbers += number
         at += len(frames[number[0]])
-    return tuple(found)
+    return tuple(numbers)
 
 
 def damage_record(kind: Kind, of_image: bool, random: np.random.Generator) -> Damaged:

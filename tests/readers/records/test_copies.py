@@ -118,4 +118,4 @@ def test_copy_that_another_process_is_writing_is_left_alone(cache, tmp_path, mon
     # A copy of the file as it was goes, with all that is beside it.
     path.write_bytes(gzip.compress(PLAIN * 2))
     assert len(files_of(path)) == 2
-    assert len([each for each in cache.rglob("*") if each.is_file()]) == 2
+    assert len([file for file in cache.rglob("*") if file.is_file()]) == 2

@@ -114,10 +114,10 @@ def test_variable_lengths_have_one_shape_under_a_bound():
 
 @pytest.mark.parametrize("names", [["ids", "ids_length"], ["ids_length", "ids"]], ids=str)
 def test_feature_in_the_place_of_a_length_is_refused(names):
-    given = {"ids": VarLenFeature("int64"), "ids_length": FixedLenFeature((), "int64")}
+    features = {"ids": VarLenFeature("int64"), "ids_length": FixedLenFeature((), "int64")}
     record = build_example({"ids": [4, 5], "ids_length": 7})
     with pytest.raises(FeatureError, match="expected another name beside"):
-        parse_example(record, {name: given[name] for name in names})
+        parse_example(record, {name: features[name] for name in names})
 
 
 def test_variable_lengths_of_bytes_are_padded_with_empty_bytes():
