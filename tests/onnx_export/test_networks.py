@@ -90,7 +90,7 @@ OF_LAYERS = [multilayer_perceptron, encoder, recurrent, generator]
 
 
 @pytest.mark.quick("encoder", "multilayer")
-@pytest.mark.parametrize("program_function", OF_LAYERS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("program_function", OF_LAYERS, ids=lambda function: function.__name__)
 def test_networks_of_layers_give_in_onnx_what_they_give_in_jax(program_function, tmp_path):
     assert compare(program_function, tmp_path / "model.onnx") < 1e-5
 
@@ -108,8 +108,8 @@ def test_a_trainers_network_is_saved_under_names_of_its_own(tmp_path):
     )
     assert save(tmp_path / "model.onnx", trainer) < 1e-6
     model = onnx.load(tmp_path / "model.onnx")
-    assert [each.name for each in model.graph.output] == ["x_output", "y"]
-    assert "params/fc_0/w" in [each.name for each in model.graph.initializer]
+    assert [value.name for value in model.graph.output] == ["x_output", "y"]
+    assert "params/fc_0/w" in [value.name for value in model.graph.initializer]
 
 
 def classify(name: str, image_size: int) -> Callable[[], Any]:

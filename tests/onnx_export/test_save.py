@@ -26,8 +26,8 @@ def test_a_network_of_sequences_takes_batches_and_lengths_of_any_size(network, t
     for lengths in ([3], [9, 2]):
         words = [np.arange(length, dtype=np.int32)[:, None] + 5 for length in lengths]
         padded = np.zeros([len(words), max(lengths), 1], np.int32)
-        for row, each in zip(padded, words, strict=True):
-            row[: len(each)] = each
+        for row, example in zip(padded, words, strict=True):
+            row[: len(example)] = example
         feed = {"words": padded, "words_length": np.array(lengths, np.int32)}
         answers = inferencer.infer({"words": words})
         expected = answers[0] if isinstance(answers, tuple) else answers

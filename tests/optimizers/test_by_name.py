@@ -34,8 +34,8 @@ def rate_in(state):
 def battery():
     """Return every optimizer's name; most of optax's cost some seconds together."""
     ours = {*optimizers.names()[:8], "adamw", "lamb", "lion"}
-    others = sorted(set(optimizers.names()) - ours - DEPRECATED)
-    return sorted(ours) + [pytest.param(name, marks=pytest.mark.slow) for name in others]
+    rest = sorted(set(optimizers.names()) - ours - DEPRECATED)
+    return sorted(ours) + [pytest.param(name, marks=pytest.mark.slow) for name in rest]
 
 
 @pytest.mark.quick("lamb", "momentum", "ftrl")
@@ -81,9 +81,9 @@ def test_optimizer_steps_and_keeps_the_arrays_of_its_state(name):
 )
 def test_optimizer_of_optax_is_optaxs_own(name, options, expected):
     params = {"w": jnp.float32([[1.0, -2.0], [0.5, 3.0]])}
-    given = optimizers.get(name, 0.01, options=OptimizerOptions(optax_options=options))
+    ours = optimizers.get(name, 0.01, options=OptimizerOptions(optax_options=options))
     update, updates = None, []
-    for optimizer in (given, optax.with_extra_args_support(expected)):
+    for optimizer in (ours, optax.with_extra_args_support(expected)):
         state = optimizer.init(params)
         for _ in range(3):
             update, state = optimizer.update(params, state, params, value=jnp.float32(1.0))

@@ -16,7 +16,7 @@ DATA = Path(__file__).parent / "data"
 
 
 @pytest.mark.parametrize(
-    ("file", "given", "written_by", "num_arrays"),
+    ("file", "name", "written_by", "num_arrays"),
     [
         ("state_dict.pth", "weights.h5", "torch", 11),
         ("legacy.pth", "weights.safetensors", "torch", 11),
@@ -25,13 +25,13 @@ DATA = Path(__file__).parent / "data"
     ],
 )
 def test_format_is_told_from_the_content_whatever_the_name(
-    tmp_path, file, given, written_by, num_arrays
+    tmp_path, file, name, written_by, num_arrays
 ):
-    shutil.copy(DATA / file, tmp_path / given)
-    weights = read_weights(str(tmp_path / given))
+    shutil.copy(DATA / file, tmp_path / name)
+    weights = read_weights(str(tmp_path / name))
     assert weights.format == written_by
     assert len(weights.arrays) == num_arrays
-    assert weights.path == tmp_path / given
+    assert weights.path == tmp_path / name
 
 
 def test_safetensors_of_every_type_come_back_with_bfloat16_and_without_prefix(tmp_path):

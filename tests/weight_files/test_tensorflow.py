@@ -47,14 +47,14 @@ def test_checkpoint_without_its_data_is_refused_with_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damaged", "given"),
+    ("damaged", "name"),
     [
         ("v1.ckpt", "v1.ckpt"),
         ("v2.ckpt.index", "v2.ckpt"),
         ("v2.ckpt.data-00000-of-00001", "v2.ckpt"),
     ],
 )
-def test_damaged_checkpoint_is_refused_or_read(tmp_path, damaged, given):
+def test_damaged_checkpoint_is_refused_or_read(tmp_path, damaged, name):
     for file in DATA.glob("v*.ckpt*"):
         shutil.copy(file, tmp_path)
     content = (DATA / damaged).read_bytes()
@@ -66,7 +66,7 @@ def test_damaged_checkpoint_is_refused_or_read(tmp_path, damaged, given):
             changed[place] = random.integers(256)
         (tmp_path / damaged).write_bytes(changed[: random.integers(1, 2 * len(content))])
         try:
-            read_weights(tmp_path / given)
+            read_weights(tmp_path / name)
         except ParameterError:
             num_refused += 1
     assert num_refused > 200
