@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import convolutions, first_hours, mistakes, recurrent
+from benchmarks import checkpoints, convolutions, first_hours, mistakes, recurrent
 
 ONCE = {"checkpoints": {"num_saves": 2}, "readers_memory": {"rounds": 1}}
 """Those that take less than a minute so; the types of the others are checked."""
@@ -16,6 +16,7 @@ ONCE = {"checkpoints": {"num_saves": 2}, "readers_memory": {"rounds": 1}}
 @pytest.mark.parametrize("name", ONCE)
 def test_benchmark_prints_a_table(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoints, "BATCH_SIZE", 8)  # 100 MB are saved, whatever is learned
     importlib.import_module(f"benchmarks.{name}").main(**ONCE[name])
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if line.startswith("|")]
