@@ -39,7 +39,7 @@ def check_numbers(flags: object, bounds: str) -> None:
             # Of integers none is infinite.
             brackets = "(["[sign == ">="], ")]"[end == "<=" or isinstance(value, int)]
             interval = f"{low},{high or math.inf}".join(brackets)
-            check_number(f"--{name} got ", value, interval, "", UsageError)
+            check_number(f"--{name}", value, interval, "", UsageError)
 
 
 def split_words(text: str | None) -> tuple[str, ...]:

@@ -33,11 +33,9 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
     """Return the values in a file by flag; null means the default, and is left out."""
     values: dict[str, FlagValue] = {}
     for name, value in flatten(_load(Path(path))).items():
-        if name not in TRAIN_FLAGS:
-            raise UsageError(
-                f"{os.fspath(path)!r} got the flag {name!r}, expected flags that "
-                f"`penstock train --help_all` lists.{nearest(name, TRAIN_FLAGS)}"
-            )
+        expected = "flags that `penstock train --help_all` lists"
+        thing = f"{os.fspath(path)!r} got the flag "
+        check_known(thing, name, TRAIN_FLAGS, error=UsageError, expected=expected)
         if value is not None:
             try:
                 values[name] = read_value(TRAIN_FLAGS[name], value)

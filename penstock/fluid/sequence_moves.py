@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_int
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, spread
 from penstock.layers import arguments
@@ -131,11 +131,8 @@ def sequence_reshape(input: sequences.Sequence, new_dim: int) -> sequences.Seque
     """
     words = check_sequence("sequence_reshape", input)
     features = check_features("sequence_reshape", words)
-    if new_dim < 1:
-        raise ProgramError(
-            f"layers.sequence_reshape got new_dim={new_dim}, expected 1 or more. It is the width "
-            "of a word. Use a divisor or a multiple of the width there is."
-        )
+    why = "It is the width of a word. Use a divisor or a multiple of the width there is."
+    check_int("layers.sequence_reshape got new_dim=", new_dim, 1, why, ProgramError)
     batch, length = words.values.shape[:2]
     new_length = -(-length * features // new_dim)
     flat = match_length(words.masked().reshape(batch, length * features), new_length * new_dim)

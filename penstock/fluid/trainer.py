@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock import program_builder, trainer
 from penstock._checkpoint import CheckpointConfig as Config
-from penstock._errors import check_count
+from penstock._errors import check_int
 from penstock._mesh import Place, StateSharding
 from penstock._program.inputs import Feed
 from penstock._reader_items import FeedOrder
@@ -68,7 +68,7 @@ step_interval=10)
 
     def __post_init__(self) -> None:
         for name in ("max_num_checkpoints", "epoch_interval", "step_interval"):
-            check_count(f"fluid.CheckpointConfig {name}", getattr(self, name), 1)
+            check_int(f"fluid.CheckpointConfig {name}", getattr(self, name), 1)
 
     def as_config(self) -> Config:
         """Return the equivalent `penstock.CheckpointConfig`."""

@@ -19,12 +19,6 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_not_negative(owner: str, argument: str, value: float, why: str) -> None:
-    """Raise unless `value` is a number of 0 or more; `why` ends the error."""
-    if not (is_number(value) and value >= 0):
-        raise ValueError(f"{owner} got {argument}={value!r}, expected 0 or more. {why}")
-
-
 def check_file(owner: str, file: object) -> None:
     """Raise unless `file` is `None` or can be written to, which a path cannot."""
     if file is not None and not hasattr(file, "write"):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from penstock._errors import check_count, check_installed
+from penstock._errors import check_installed, check_int
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event, Training
 from penstock.handlers._arguments import is_number, make_folder
 from penstock.handlers._monitor import Monitor, get_trainer
@@ -192,7 +192,7 @@ def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -
             f"{base_learning_rate!r}, expected 0 < low < high and a positive base. The rate grows "
             "from low to high by a constant factor."
         )
-    check_count("num_steps", num_steps, _MIN_POINTS)
+    check_int("num_steps", num_steps, _MIN_POINTS)
 
 
 def _find_steepest(rates: Sequence[float], losses: np.ndarray) -> float | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from penstock._errors import check_count, check_installed
+from penstock._errors import check_installed, check_int
 from penstock._files import append_whole, expand_path
 from penstock._image_resizing import encode_png
 from penstock._parameter_updates import ParameterUpdate
@@ -106,7 +106,7 @@ class TensorBoard:
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
         if histograms_every_epochs is not None:
-            check_count("histograms_every_epochs", histograms_every_epochs, 1)
+            check_int("histograms_every_epochs", histograms_every_epochs, 1)
         if images is not None and not callable(images):
             raise TypeError(
                 f"TensorBoard got images of type {type(images).__name__}, expected a function "

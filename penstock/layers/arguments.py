@@ -39,7 +39,7 @@ def as_padding(
     """Return `((top, bottom), (left, right))` for every accepted form of padding."""
     if isinstance(value, str):
         # Keras and torch write it in small letters.
-        check_choice(f"layers.{layer}", argument, value.upper(), ("SAME", "VALID"))
+        check_choice(f"layers.{layer} got {argument}=", value.upper(), ("SAME", "VALID"))
         if value.upper() == "VALID":
             return ((0, 0), (0, 0))
         both = [_same(*axis) for axis in zip(sizes, windows, strides, strict=True)]
@@ -61,7 +61,7 @@ def _same(size: int, window: int, stride: int) -> tuple[int, int]:
 
 def check_image(layer: str, input: jax.Array, data_format: str) -> tuple[int, Pair]:
     """Return the number of channels and (height, width) of a batch of images."""
-    check_choice(f"layers.{layer}", "data_format", data_format, ("NHWC", "NCHW"))
+    check_choice(f"layers.{layer} got data_format=", data_format, ("NHWC", "NCHW"))
     if input.ndim != 4:
         # Errors and docstrings call the batch axis B.
         axes = ", ".join({"N": "B"}.get(letter, letter) for letter in data_format)

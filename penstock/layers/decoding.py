@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError, check_count, check_number
+from penstock._errors import ProgramError, check_int, check_number
 from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock.layers import arguments
@@ -154,7 +154,7 @@ def _check_options(temperature: float, top_k: int | None, top_p: float | None) -
         "layers.sample_decode got temperature=", temperature, "(0, inf)", why, ProgramError
     )
     if top_k is not None:
-        check_count("layers.sample_decode: top_k", top_k, 1)
+        check_int("layers.sample_decode: top_k", top_k, 1)
     if top_p is not None:
         why = "It is the share of the probability to draw from. 0.9 is usual."
         check_number("layers.sample_decode got top_p=", top_p, "(0, 1]", why, ProgramError)
@@ -223,8 +223,8 @@ def check_search(
 ) -> jax.Array:
     """Return the first words, `[B]`, int32; raise unless there is one for each example."""
     if end_id is not None:
-        check_count(f"layers.{layer}: end_id", end_id, 0)
-    check_count(f"layers.{layer}: max_length", max_length, 1)
+        check_int(f"layers.{layer}: end_id", end_id, 0)
+    check_int(f"layers.{layer}: max_length", max_length, 1)
     ids = arguments.integers(layer, "first_ids", first_ids)
     # Fluid's ids come as `[B, 1]`.
     if ids.ndim == 2 and ids.shape[1] == 1:
@@ -369,7 +369,7 @@ def beam_search(
     >>> words.tolist(), scores.tolist(), parents.tolist()
     ([[1, 0]], [[-1.25, -1.5]], [[0, 1]])
     """
-    check_count("layers.beam_search: beam_size", beam_size, 1)
+    check_int("layers.beam_search: beam_size", beam_size, 1)
     if level:
         raise ProgramError(
             f"layers.beam_search got level={level}, expected 0. Beams are an axis. Leave it out."
@@ -517,7 +517,7 @@ def tile_beams(tree: T, beam_size: int) -> T:
     >>> tile_beams(jnp.array([1, 2]), 3).tolist()
     [1, 1, 1, 2, 2, 2]
     """
-    check_count("layers.tile_beams: beam_size", beam_size, 1)
+    check_int("layers.tile_beams: beam_size", beam_size, 1)
 
     def repeat(leaf: jax.Array) -> jax.Array:
         x = jnp.asarray(leaf)
@@ -559,7 +559,7 @@ class _Rules(NamedTuple):
     stop_at_best: bool
 
     def check(self) -> None:
-        check_count(f"layers.{_LAYER}: beam_size", self.beam_size, 1)
+        check_int(f"layers.{_LAYER}: beam_size", self.beam_size, 1)
         why = "Scores are divided by a power of the length. 0.6 is usual."
         check_number(
             f"layers.{_LAYER} got length_penalty=",

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.nn import initializers
 
-from penstock._errors import ProgramError, check_choice, check_count, check_number
+from penstock._errors import ProgramError, check_choice, check_int, check_number
 from penstock._parameter_names import Path
 from penstock._program.frame import (
     Frame,
@@ -245,9 +245,9 @@ def _check_input(
         x, is_word = lax.collapse(input.values, 0, 2), input.mask.reshape(-1)
     else:
         x = jnp.asarray(input)
-    check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    check_choice("layers.batch_norm got data_format=", data_format, ("NHWC", "NCHW"))
     if group_size is not None:
-        check_count("layers.batch_norm: group_size", group_size, 1)
+        check_int("layers.batch_norm: group_size", group_size, 1)
     if x.ndim < 2:
         raise ProgramError(
             f"layers.batch_norm got an input of shape {x.shape}, expected at least [B, C]. Each "
@@ -397,7 +397,7 @@ def group_norm(
     """
     frame = current_frame("group_norm")
     x = jnp.asarray(input)
-    check_choice("layers.group_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    check_choice("layers.group_norm got data_format=", data_format, ("NHWC", "NCHW"))
     axis = arguments.channel_axis(x, data_format)
     if x.ndim < 2 or groups < 1 or x.shape[axis] % groups:
         raise ProgramError(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError, check_count
+from penstock._errors import ProgramError, check_int
 from penstock._program.frame import current_frame, spread, widen
 from penstock._program.sequences import Sequence
 from penstock.layers import arguments
@@ -28,8 +28,8 @@ def sinusoidal_positions(length: int, width: int, base: float = 10000.0) -> jax.
     >>> sinusoidal_positions(2, 4).round(2).tolist()[0]
     [0.0, 1.0, 0.0, 1.0]
     """
-    check_count("layers.sinusoidal_positions: length", length, 1)
-    check_count("layers.sinusoidal_positions: width", width, 1)
+    check_int("layers.sinusoidal_positions: length", length, 1)
+    check_int("layers.sinusoidal_positions: width", width, 1)
     return _waves(lax.iota(jnp.int32, length), width, base)
 
 

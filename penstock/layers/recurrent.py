@@ -325,7 +325,7 @@ def _hold(is_word: jax.Array, new: Any, old: Any) -> Any:
 
 def find_gate(layer: str, argument: str, name: Gate) -> Callable[[jax.Array], jax.Array]:
     """Return the activation of a gate by name."""
-    check_choice(f"layers.{layer}", argument, name, tuple(GATES))
+    check_choice(f"layers.{layer} got {argument}=", name, tuple(GATES))
     return GATES[name]
 
 

@@ -279,7 +279,7 @@ def _make_alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def _check_noise(
     size: int, num_neg_samples: int, sampler: str, custom: Sequence[float] | None
 ) -> None:
-    check_choice("layers.nce", "sampler", sampler, ("uniform", "log_uniform", "custom_dist"))
+    check_choice("layers.nce got sampler=", sampler, ("uniform", "log_uniform", "custom_dist"))
     if size < 1 or num_neg_samples < 1:
         raise ProgramError(
             f"layers.nce got num_total_classes={size} and num_neg_samples={num_neg_samples}, "

@@ -55,7 +55,7 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
     ([2.0, 5.0], [3.0, 5.0])
     """
     words = check_sequence("sequence_pool", input)
-    check_choice("layers.sequence_pool", "pool_type", pool_type, get_args(PoolType))
+    check_choice("layers.sequence_pool got pool_type=", pool_type, get_args(PoolType))
     if pool_type == "first":
         return _pick(words, jnp.zeros_like(words.lengths))
     if pool_type == "last":

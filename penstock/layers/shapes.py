@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock._errors import ProgramError, check_choice, check_count
+from penstock._errors import ProgramError, check_choice, check_int
 from penstock._program import sequences
 from penstock._program.frame import V, over_words
 from penstock.layers import arguments
@@ -74,7 +74,7 @@ def pad2d(
     """
     x = jnp.asarray(input)
     arguments.check_image("pad2d", x, data_format)
-    check_choice("layers.pad2d", "mode", mode, ("constant", "reflect", "edge"))
+    check_choice("layers.pad2d got mode=", mode, ("constant", "reflect", "edge"))
     sides = list(paddings)
     if len(sides) != 4 or any(side < 0 for side in sides):
         raise ProgramError(
@@ -145,7 +145,7 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
     ([[3.0, 2.0]], [[1, 2]])
     """
     # Of more than there are JAX's own error says so; of none it would be no error.
-    check_count("layers.topk: k", k, 1)
+    check_int("layers.topk: k", k, 1)
     values, indices = over_words(lambda rows: lax.top_k(jnp.asarray(rows), k), input)
     return values, indices
 

@@ -326,7 +326,7 @@ class Block:
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice(f"layers.{self.heads.layer}", "norm", self.norm, ("layer", "rms"))
+        check_choice(f"layers.{self.heads.layer} got norm=", self.norm, ("layer", "rms"))
 
 
 def _run_block(

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock._errors import check_int
 from penstock.readers._contract import State, check_state
-from penstock.readers._errors import check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 RowIndices = slice | np.ndarray
@@ -42,7 +42,7 @@ class RecordOrder:
     step: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_int("seed", self.seed, 0, "It seeds a numpy generator")
+        check_int("seed", self.seed, 0, "It seeds a numpy generator.")
         size = self.batch_size
         step = self.shard.count if size is None else resolve_batch_size(size, self.shard)
         object.__setattr__(self, "step", step)

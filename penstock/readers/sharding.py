@@ -27,7 +27,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from penstock._errors import check_known
+from penstock._errors import check_int, check_known
 from penstock.readers._errors import ShardError
 
 ShardRule = Literal["records", "files_round_robin", "files_contiguous"]
@@ -63,7 +63,7 @@ class Shard:
                 f"Shard got index={self.index}, count={self.count}, expected 0 <= index < count. "
                 "Processes count from 0. Leave it out for the part of this process."
             )
-        why = " Leave it out to divide by record."
+        why = "Leave it out to divide by record."
         check_known("Shard rule", self.rule, get_args(ShardRule), why, ShardError)
 
     def rows(self, start: int, stop: int) -> tuple[int, int]:
@@ -187,11 +187,8 @@ BatchSize = int | PerDevice
 def resolve_batch_size(batch_size: BatchSize, shard: Shard | None = None) -> int:
     """Return the global batch size, checked against the shard."""
     size = batch_size.global_batch_size if isinstance(batch_size, PerDevice) else batch_size
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(
-            f"batch_size got {batch_size!r}, expected an int >= 1. A batch is a number of samples. "
-            "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)."
-        )
+    why = "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)."
+    size = check_int("batch_size", size, 1, f"A batch is a number of samples. {why}")
     # Equal parts: unequal ones would compile another program on some processes.
     if shard is not None and size % shard.count:
         raise ShardError(

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock._errors import check_count, listed, nearest
-from penstock.readers._errors import ShardError, check_int
+from penstock._errors import check_int, check_known
+from penstock.readers._errors import ShardError
 from penstock.readers._random_access_reader import RandomAccessReader
 from penstock.readers.datasets.splits import spread_classes
 from penstock.readers.images import ImageFolder
@@ -90,7 +90,7 @@ def folds(
     >>> [len(next(iter(test))["x"]) for train, test in folds(reader, 3)]
     [2, 2, 2]
     """
-    check_count("folds(k)", k, 2)
+    check_int("folds(k)", k, 2)
     parts = _deal(reader, np.arange(1, k + 1) / k, seed, by, "folds")
     pairs = [(np.concatenate(parts[:n] + parts[n + 1 :]), part) for n, part in enumerate(parts)]
     return [(_take(reader, np.sort(a)), _take(reader, np.sort(b))) for a, b in pairs]
@@ -109,7 +109,7 @@ def _deal(
             "image_folder or record files. Parts are made of samples that are reached by number. "
             "Split first, and put decorators around the parts."
         )
-    check_int("seed", seed, 0, "It seeds a numpy generator")
+    check_int("seed", seed, 0, "It seeds a numpy generator.")
     order = reader.order
     if order.shard.rule != "records":
         raise ShardError(
@@ -166,15 +166,11 @@ def _read_column(
             return source.labels[rows].reshape(len(rows), -1)
         first = source[int(rows[0])]
         columns = first if isinstance(first, Mapping) else {}
-        if name in columns:
-            samples: list[Mapping[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
-            return np.asarray([sample[name] for sample in samples]).reshape(len(rows), -1)
     else:
         columns = {}
-    raise ValueError(
-        f"{owner} got by={name!r}, expected one of {listed(columns)}, or an array of a value for "
-        f"each sample. What has no columns is not searched for one.{nearest(name, columns)}"
-    )
+    check_known(f"{owner} got by=", name, columns, "Or pass a value for each sample.", ValueError)
+    samples: list[Mapping[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
+    return np.asarray([sample[name] for sample in samples]).reshape(len(rows), -1)
 
 
 def _take(reader: AnyReader, rows: np.ndarray) -> AnyReader:

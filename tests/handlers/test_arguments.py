@@ -70,15 +70,31 @@ MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
     [
         ("StopAt", {}, "StopAt got neither step nor seconds, expected one or both. They"),
         ("StopAt", {"step": -1}, "step got -1, expected an integer of 0 or more"),
-        ("StopAt", {"seconds": float("nan")}, "StopAt got seconds=nan, expected 0 or more"),
-        ("StopAt", {"seconds": "5"}, "StopAt got seconds='5', expected 0 or more"),
+        (
+            "StopAt",
+            {"seconds": float("nan")},
+            "StopAt got seconds=nan, expected a number of 0 or more",
+        ),
+        ("StopAt", {"seconds": "5"}, "StopAt got seconds='5', expected a number of 0 or more"),
         ("EarlyStopping", {"patience": 0}, "patience got 0, expected an integer of 1 or more"),
-        ("EarlyStopping", {"min_delta": -1}, "got min_delta=-1, expected 0 or more. It is by how"),
-        ("EarlyStopping", {"mode": "auto"}, "got mode='auto', expected 'min' or 'max'. It says"),
+        (
+            "EarlyStopping",
+            {"min_delta": -1},
+            "got min_delta=-1, expected a number of 0 or more. It is by",
+        ),
+        (
+            "EarlyStopping",
+            {"mode": "auto"},
+            "got mode='auto', expected one of 'min', 'max'. It says",
+        ),
         ("EarlyStopping", {"reader": [], "test": print}, "got reader and test, expected one of"),
         ("ReduceOnPlateau", {"factor": 1}, "got factor=1, expected a number between 0 and 1. The"),
         ("ReduceOnPlateau", {"factor": 0.0}, "got factor=0.0, expected a number between 0 and 1."),
-        ("ReduceOnPlateau", {"min_scale": -1}, "got min_scale=-1, expected 0 or more. The scale"),
+        (
+            "ReduceOnPlateau",
+            {"min_scale": -1},
+            "got min_scale=-1, expected a number of 0 or more. The sc",
+        ),
         ("ReduceOnPlateau", {"cooldown": -1}, "cooldown got -1, expected an integer of 0 or more"),
         (
             "LearningRateFinder",

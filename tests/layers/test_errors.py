@@ -43,7 +43,7 @@ DENSE = {
     "fc got 2 inputs and 1 param_attr": lambda: layers.fc([data(4)] * 2, 5, param_attr=[None]),
     "layers.fc got param_attr=3, expected a Param": lambda: layers.fc(data(4), 5, param_attr=3),
     r"'fc_0/w' got shape \(4, 0\), expected positive integers": lambda: layers.fc(data(4), 0),
-    "layers.fc got act='rleu', expected None or one of 'relu', .* mean 'relu'": (
+    "layers.fc got act='rleu', expected one of None, 'relu', .* mean 'relu'": (
         lambda: layers.fc(data(4), 5, act="rleu")
     ),
     "layers.fc got act=.*Apply any other function to what the layer returns": (
@@ -308,7 +308,9 @@ SEQUENCES = {
     r"sequence_concat got Sequences of values \[\(3, 4, 2\), \(3, 4\)\], expected at least one": (
         lambda: layers.sequence_concat([THREE, NUMBERS])
     ),
-    "sequence_reshape got new_dim=0, expected 1 or more": lambda: layers.sequence_reshape(THREE, 0),
+    "sequence_reshape got new_dim=0, expected an integer of 1 or more": (
+        lambda: layers.sequence_reshape(THREE, 0)
+    ),
     r"sequence_reshape got a Sequence of values \(3, 4\), expected \[B, T, D\]": (
         lambda: layers.sequence_reshape(NUMBERS, 2)
     ),

@@ -106,7 +106,7 @@ def test_memory_map_is_not_read_into_memory(tmp_path):
 
 
 def test_seed_below_zero_is_refused():
-    with pytest.raises(ValueError, match="seed got -1, expected an int >= 0"):
+    with pytest.raises(ValueError, match="seed got -1, expected an integer of 0 or more"):
         readers.arrays((np.arange(6),), 2, seed=-1)
 
 

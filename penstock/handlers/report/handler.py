@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from penstock import events
-from penstock._errors import check_count
+from penstock._errors import check_int
 from penstock._files import expand_path
 from penstock._reader_items import check_reader
 from penstock.handlers._arguments import check_hyperparameters, explain_write
@@ -108,8 +108,8 @@ class Report:
         self._questions: Questions | None = None
         self._feed_order = feed_order
         self._train_order: events.FeedOrder | None = None
-        check_count("num_mistakes", num_mistakes, 0)
-        check_count("num_samples", num_samples, 0)
+        check_int("num_mistakes", num_mistakes, 0)
+        check_int("num_samples", num_samples, 0)
         if reader is not None:
             check_reader(reader, 1)
             self._questions = Questions(

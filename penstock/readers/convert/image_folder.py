@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock._errors import check_int
 from penstock.readers._archives import Limits, archive_error, unpack
-from penstock.readers._errors import check_int
 from penstock.readers._read_options import OnError
 from penstock.readers.convert import file_set, slim
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
@@ -160,7 +160,7 @@ def convert_image_folder(
 
 
 def _check_arguments(dataset_name: str, num_shards: int) -> None:
-    check_int("num_shards", num_shards, 1, "Every record needs a file", file_set.ArgumentError)
+    check_int("num_shards", num_shards, 1, "Every record needs a file.", file_set.ArgumentError)
     if not dataset_name or Path(dataset_name).name != dataset_name:
         raise file_set.ArgumentError(
             f"dataset_name got {dataset_name!r}, expected a name without a slash. The names of the "

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock._errors import check_count, listed
+from penstock._errors import check_int, listed
 from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, check_state
-from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
+from penstock.readers._errors import ReaderStateError, ShardError, note
 from penstock.readers._foreign import ForeignReader, of
 from penstock.readers.decorators._fluid import (
     DecoratedIterator,
@@ -44,7 +44,7 @@ def choose_measure(
         def measure(sample: Any) -> int:
             # An array of one number, as records hold them, is a length too.
             number = np.asarray(length(sample)).tolist()
-            check_count(f"{caller}(length=) of a sample", number, 0)
+            check_int(f"{caller}(length=) of a sample", number, 0)
             return number
 
         return measure
@@ -110,9 +110,9 @@ class LengthPlan:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        check_int("batch_multiple_of", self.batch_multiple_of, 1, "It counts samples")
-        check_int("pool_batches", self.pool_batches, 1, "A pool is cut into batches")
-        check_int("batch_by_length(seed)", self.seed, 0, "It seeds a numpy generator")
+        check_int("batch_multiple_of", self.batch_multiple_of, 1, "It counts samples.")
+        check_int("pool_batches", self.pool_batches, 1, "A pool is cut into batches.")
+        check_int("batch_by_length(seed)", self.seed, 0, "It seeds a numpy generator.")
         self._check_boundaries()
         words, size, multiple = self.words_per_batch, self.batch_size, self.batch_multiple_of
         if words is None and (size is None or multiple > 1):
@@ -123,7 +123,7 @@ class LengthPlan:
             )
         if words is None:
             return
-        check_int("words_per_batch", words, 1, "It counts the words of a batch")
+        check_int("words_per_batch", words, 1, "It counts the words of a batch.")
         if size is not None and size < multiple:
             raise ValueError(
                 f"batch_by_length got batch_size={size} and batch_multiple_of={multiple}, expected "
@@ -410,8 +410,8 @@ def learn_buckets(
     >>> learn_buckets([{"words": [1] * n} for n in (1, 2, 3, 9)], field="words", multiple_of=1)
     [1, 2, 3, 9]
     """
-    check_int("max_buckets", max_buckets, 1, "Each is a length to pad to")
-    check_int("multiple_of", multiple_of, 1, "Lengths are rounded up to it")
+    check_int("max_buckets", max_buckets, 1, "Each is a length to pad to.")
+    check_int("multiple_of", multiple_of, 1, "Lengths are rounded up to it.")
     measure = choose_measure("learn_buckets", field, length)
     is_plain = field is None and length is None
     counts: Counter[int] = Counter()
@@ -421,7 +421,7 @@ def learn_buckets(
             try:
                 is_length = is_plain and isinstance(sample, (int, np.integer))
                 words = int(sample) if is_length else measure(sample)
-                check_int("learn_buckets: a length", words, 0, "It counts words")
+                check_int("learn_buckets: a length", words, 0, "It counts words.")
             except Exception as error:
                 note(error, f"in learn_buckets, sample {number} of epoch 0")
                 raise
@@ -721,8 +721,8 @@ def pack(
             "and one length or a length of each. Name the sequences of a sample."
         )
     for name in fields:
-        check_int(f"pack(length) of {name!r}", lengths[name], 1, "It counts the words of a row")
-    check_int("pack(open_rows)", open_rows, 1, "It counts the rows that are filled at once")
+        check_int(f"pack(length) of {name!r}", lengths[name], 1, "It counts the words of a row.")
+    check_int("pack(open_rows)", open_rows, 1, "It counts the rows that are filled at once.")
     if splits_long and len(set(lengths.values())) > 1:
         raise ValueError(
             f"pack(splits_long=True) got length={length!r}, expected one length of all fields. "

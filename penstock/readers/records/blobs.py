@@ -15,8 +15,9 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock._errors import check_known
 from penstock._image_resizing import resize
-from penstock.readers._errors import FeatureError, check_choice
+from penstock.readers._errors import FeatureError
 from penstock.readers.records import messages
 from penstock.readers.records.features import missing
 from penstock.readers.records.image_decoding import ImageError, decode_bgr
@@ -82,8 +83,9 @@ class ImagePreprocessor:
     preprocessor: Literal["bgr2rgb", "mirror"]
 
     def __post_init__(self) -> None:
-        why = "OneFlow knows no other by name"
-        check_choice("ImagePreprocessor", self.preprocessor, ("bgr2rgb", "mirror"), why)
+        why = "OneFlow knows no other by name."
+        names = ("bgr2rgb", "mirror")
+        check_known("ImagePreprocessor", self.preprocessor, names, why, ValueError)
 
     @property
     def is_random(self) -> bool:

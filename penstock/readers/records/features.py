@@ -10,10 +10,10 @@ from typing import Any, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from penstock._errors import listed, nearest
+from penstock._errors import check_known, listed, nearest
 from penstock._image_resizing import Interpolation
 from penstock.readers._batching import check_length, pad
-from penstock.readers._errors import FeatureError, check_choice
+from penstock.readers._errors import FeatureError
 from penstock.readers.records import messages
 from penstock.readers.records.image_decoding import decode_image, resize_image
 
@@ -162,8 +162,9 @@ class ImageFeature:
         shape = tuple(None if n is None else int(n) for n in self.shape)
         object.__setattr__(self, "shape", shape)
         if self.resize is not None:
-            why = "Images are made larger or smaller in one of these ways"
-            check_choice("ImageFeature(resize)", self.resize, get_args(Interpolation), why)
+            why = "Images are made larger or smaller in one of these ways."
+            ways = get_args(Interpolation)
+            check_known("ImageFeature(resize)", self.resize, ways, why, ValueError)
         has_size = shape[:2] != (None, None)
         is_right = all(n is not None and n >= 1 for n in shape) if has_size else not self.resize
         if len(shape) != 3 or shape[-1] not in (1, 3) or not is_right:

@@ -251,7 +251,7 @@ def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"num_shards": 0}, "num_shards got 0, expected an int >= 1"),
+        ({"num_shards": 0}, "num_shards got 0, expected an integer of 1 or more"),
         ({"num_validation": -1}, "got 1 images, num_validation=-1"),
         (
             {"dataset_name": "../pets"},

@@ -189,7 +189,7 @@ def test_bytes_that_are_no_image_are_an_error(encoded):
         (lambda: ImageFeature((None, 9, 3)), r"ImageFeature got shape=\(None, 9, 3\), expected"),
         (
             lambda: ImageFeature((4, 4, 3), resize="cubic"),
-            r"resize\) got 'cubic', expected 'bilinear' or 'area'",
+            r"resize\) got 'cubic', expected one of 'bilinear', 'area'",
         ),
         (
             lambda: ImageFeature((None, None, 3), resize="area"),
