@@ -88,9 +88,9 @@ def message(thing: str, got: object, expected: str, why: str, remedy: str) -> st
     return f"{thing} got {got}, expected {expected}. {why}. {remedy}.".replace("?.", "?")
 
 
-def _begin(thing: str, value: object) -> str:
+def _begin(thing: str, got: str) -> str:
     """Return how an error begins: `k got 0` for `k`, `topk got k=0` for `topk got k=`."""
-    return f"{thing}{value!r}" if " got " in thing else f"{thing} got {value!r}"
+    return f"{thing}{got}" if " got " in thing else f"{thing} got {got}"
 
 
 def check_int(
@@ -109,7 +109,7 @@ def check_int(
     # `True` is an `int` to Python, and no count.
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         expected = f"an integer of {least} or more. {why}".strip()
-        raise error(f"{_begin(thing, value)}, expected {expected}")
+        raise error(f"{_begin(thing, repr(value))}, expected {expected}")
     return int(value)
 
 
@@ -139,7 +139,7 @@ def check_number(
         if high == math.inf:
             kind = "number" if ends[1] == "]" else "finite number"
             expected = f"{kind} above {low:g}" if ends[0] == "(" else f"{kind} of {low:g} or more"
-        raise error(f"{_begin(thing, value)}, expected a {expected}. {why}")
+        raise error(f"{_begin(thing, repr(value))}, expected a {expected}. {why}")
 
 
 def check_known(
@@ -159,7 +159,26 @@ def check_known(
     if name not in list(names):
         sentences = f"{expected or f'one of {listed(names)}'}. {why}".strip()
         hint = nearest(str(name), map(str, names))
-        raise error(f"{_begin(thing, name)}, expected {sentences}{hint}")
+        raise error(f"{_begin(thing, repr(name))}, expected {sentences}{hint}")
+
+
+def check_type(
+    thing: str,
+    value: object,
+    kind: Any,
+    expected: str,
+    error: type[Exception] = TypeError,
+) -> None:
+    """Raise unless a value is of a kind, as `isinstance` takes it; `expected` ends the error.
+
+    >>> check_type("fluid.layers.data got append_batch_size=", True, bool, "a bool.")
+    """
+    # `True` is an `int` to Python.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        # Of arrays and other objects it is the class that says what is wrong.
+        is_short = value is None or isinstance(value, bool | int | float | str)
+        got = repr(value) if is_short else type(value).__name__
+        raise error(f"{_begin(thing, got)}, expected {expected}")
 
 
 def check_choice(thing: str, value: Any, choices: Collection[object], why: str = "") -> None:

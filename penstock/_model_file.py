@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import ModelFileError, ProgramError
+from penstock._errors import ModelFileError, ProgramError, check_known
 from penstock._files import expand_path, replacing
 
 MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
@@ -236,11 +236,9 @@ def _read_members(file: Path, *, is_whole: bool) -> tuple[Manifest, dict[str, by
 def _parse(file: Path, data: Any) -> tuple[Manifest, Mapping[str, str]]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _damaged(file, f"a manifest that does not say {FORMAT!r}")
-    if data.get("version") != VERSION:
-        raise ModelFileError(
-            f"{str(file)!r} got version {data.get('version')!r}, expected {VERSION}. Another "
-            "penstock wrote it. Use that one, or export the run again with `penstock export`."
-        )
+    remedy = "Use the penstock that wrote it, or export the run again with `penstock export`."
+    thing = f"{str(file)!r} got version "
+    check_known(thing, data.get("version"), [VERSION], remedy, ModelFileError)
     names = [field.name for field in dataclasses.fields(Manifest)]
     values = {name: data[name] for name in names if name != "checksum"}
     for name, kind in (("inputs", Field), ("outputs", Field), ("programs", Program)):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from penstock._errors import ProgramError, check_int
+from penstock._errors import ProgramError, check_choice, check_int
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, spread
 from penstock.layers import arguments
@@ -56,11 +56,8 @@ def sequence_expand(
     [[1.0, 1.0, 0.0], [4.0, 0.0, 0.0]]
     """
     like = check_sequence("sequence_expand", y, "y")
-    if ref_level not in (-1, 0):
-        raise ProgramError(
-            f"layers.sequence_expand got ref_level={ref_level}, expected 0 or -1. Sequences have "
-            "one level, their words. Leave ref_level out."
-        )
+    why = "Sequences have one level, their words. Leave it out."
+    check_choice("layers.sequence_expand got ref_level=", ref_level, (0, -1), why)
     lengths = like.lengths
     if isinstance(x, sequences.Sequence):
         values = spoil(x.values[:, 0], x.lengths <= 1)

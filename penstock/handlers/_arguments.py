@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from penstock._errors import check_type
 from penstock.events import Metrics, Training
 
 
@@ -63,11 +64,9 @@ def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         return (names,)
     sequence = tuple(names) if isinstance(names, Iterable) else (names,)
-    if not all(isinstance(name, str) for name in sequence):
-        raise TypeError(
-            f"names got {names!r}, expected a list of strings. They name the values of a program "
-            "function that returns a tuple or a list. Pass names=['loss', 'accuracy']."
-        )
+    why = "They name what a program function returns. Pass names=['loss', 'accuracy']."
+    for name in sequence:
+        check_type("names", name, str, f"strings. {why}")
     if len(set(sequence)) < len(sequence):
         raise ValueError(
             f"names got {names!r}, expected each name once. Of two values with one name only the "
@@ -126,11 +125,8 @@ def check_hyperparameters(owner: str, values: Mapping[str, Any] | None) -> Hyper
     >>> check_hyperparameters("WandB", {"rate": 0.1, "sizes": [1, 2], "net": {"depth": 3}})
     {'rate': 0.1, 'sizes': '[1, 2]', 'net/depth': 3}
     """
-    if values is not None and not isinstance(values, Mapping):
-        raise TypeError(
-            f"{owner} got hyperparameters={values!r}, expected a dict of values by name. They are "
-            "shown beside the run. Pass vars(arguments) of what argparse returned."
-        )
+    expected = "a dict of values by name. Pass vars(arguments) of what argparse returned."
+    check_type(f"{owner} got hyperparameters=", values, Mapping | None, expected)
     return dict(_flatten(values or {}, ""))
 
 

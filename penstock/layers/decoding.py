@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError, check_int, check_number
+from penstock._errors import ProgramError, check_choice, check_int, check_number
 from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock.layers import arguments
@@ -271,11 +271,9 @@ def call_step(
             f"layers.{layer} got logits of shape {logits.shape} from step, expected "
             f"[{num_rows}, V]. Each row has a number for each word. Reshape them."
         )
-    if end_id >= logits.shape[1]:
-        raise ProgramError(
-            f"layers.{layer} got end_id={end_id} and logits of {logits.shape[1]} words, expected "
-            "an id among them. No sentence would ever end. Give the id of the word that ends one."
-        )
+    thing = f"layers.{layer} got logits of {logits.shape[1]} words and end_id="
+    why = "No sentence would ever end. Give the id of the word that ends one."
+    check_number(thing, end_id, f"[0, {logits.shape[1]})", why, ProgramError)
     return logits.astype(jnp.float32), _keep_dtypes(layer, state, after)
 
 
@@ -370,10 +368,7 @@ def beam_search(
     ([[1, 0]], [[-1.25, -1.5]], [[0, 1]])
     """
     check_int("layers.beam_search: beam_size", beam_size, 1)
-    if level:
-        raise ProgramError(
-            f"layers.beam_search got level={level}, expected 0. Beams are an axis. Leave it out."
-        )
+    check_choice("layers.beam_search got level=", level, (0,), "Beams are an axis. Leave it out.")
     scores, pre_scores = jnp.asarray(scores), jnp.asarray(pre_scores)
     pre_ids = arguments.integers("beam_search", "pre_ids", pre_ids)
     if ids is None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import dtypes
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
 from penstock._program.frame import check_name, current_frame
 from penstock._program.inputs import Fed, FeedSpec
@@ -108,11 +108,8 @@ def data(
 
 
 def _check_sequence(name: str, lod_level: int, buckets: Sequence[int]) -> None:
-    if lod_level not in (0, 1, 2):
-        raise ProgramError(
-            f"layers.data {name!r} got lod_level={lod_level!r}, expected 0, 1 or 2. There are "
-            "arrays, sequences and sequences of sequences. Flatten the others in the reader."
-        )
+    why = "1 is for sequences, 2 for sequences of them. Flatten others in the reader."
+    check_choice(f"layers.data {name!r} got lod_level=", lod_level, (0, 1, 2), why)
     is_rising = all(
         isinstance(b, (int, np.integer)) and b > a
         for a, b in zip((0, *buckets), buckets, strict=False)

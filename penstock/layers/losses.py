@@ -252,11 +252,9 @@ def accuracy(input: V, label: V, k: int = 1, ignore_index: int = -100) -> jax.Ar
 def is_right(input: Any, label: Any, k: int) -> jax.Array:
     """Return 1 for each row whose label is among the highest scores, and 0 for the others."""
     scores = jnp.asarray(input)
-    if not 1 <= k <= scores.shape[-1]:
-        raise ProgramError(
-            f"layers.accuracy got k={k} and scores of shape {scores.shape}, expected 1 <= k <= "
-            f"{scores.shape[-1]}. There are no more classes. Use a smaller k."
-        )
+    thing = f"layers.accuracy got scores of shape {scores.shape} and k="
+    why = "There are no more classes. Use a smaller k."
+    check_number(thing, k, f"[1, {scores.shape[-1]}]", why, ProgramError)
     ids = _class_ids("accuracy", label, scores)
     # By counting, not by `lax.top_k`, for which XLA gathers all scores on each device.
     classes = jax.lax.broadcasted_iota(ids.dtype, scores.shape, ids.ndim)

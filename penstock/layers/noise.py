@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import dtypes
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_number
 from penstock._program.frame import current_frame
 
 Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -228,11 +228,9 @@ def _check_like(
         ("input_dim_idx", input_dim_idx, len(like)),
         ("output_dim_idx", output_dim_idx, len(shape)),
     ):
-        if not 0 <= index < ndim:
-            raise ProgramError(
-                f"layers.{layer} got {argument}={index}, expected an axis from 0 to {ndim - 1}. "
-                "It is where the batch axis stands. Give its number."
-            )
+        why = "It is the axis where the batch stands."
+        thing = f"layers.{layer} got {argument}="
+        check_number(thing, index, f"[0, {ndim - 1}]", why, ProgramError)
     sizes = [int(size) for size in shape]
     sizes[output_dim_idx] = like[input_dim_idx]
     if any(size < 0 for size in sizes):

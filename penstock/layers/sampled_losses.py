@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.nn import initializers
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_int
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame, widen
@@ -280,11 +280,9 @@ def _check_noise(
     size: int, num_neg_samples: int, sampler: str, custom: Sequence[float] | None
 ) -> None:
     check_choice("layers.nce got sampler=", sampler, ("uniform", "log_uniform", "custom_dist"))
-    if size < 1 or num_neg_samples < 1:
-        raise ProgramError(
-            f"layers.nce got num_total_classes={size} and num_neg_samples={num_neg_samples}, "
-            "expected at least 1 of each. Labels are told from noise. Use 10 samples, say."
-        )
+    why = "Labels are told from noise. Use 10 samples, say."
+    check_int("layers.nce got num_total_classes=", size, 1, error=ProgramError)
+    check_int("layers.nce got num_neg_samples=", num_neg_samples, 1, why, ProgramError)
     if (custom is not None) != (sampler == "custom_dist"):
         kind = "None" if custom is None else "a list"
         raise ProgramError(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock._errors import ProgramError, check_choice, check_int
+from penstock._errors import ProgramError, check_choice, check_int, check_number, check_type
 from penstock._program import sequences
 from penstock._program.frame import V, over_words
 from penstock.layers import arguments
@@ -29,11 +29,9 @@ def concat(input: Sequence[V], axis: int) -> V:
     >>> concat([jnp.array([[1.0]]), jnp.array([[2.0, 3.0]])], axis=1).tolist()
     [[1.0, 2.0, 3.0]]
     """
-    if not isinstance(input, (list, tuple)):
-        raise ProgramError(
-            "layers.concat got no list, expected a list of arrays or sequences. An array would be "
-            "taken for a list of its rows. Pass [x, y]."
-        )
+    why = "An array would be taken for a list of its rows. Pass [x, y]."
+    expected = f"a list of arrays or sequences. {why}"
+    check_type("layers.concat", input, list | tuple, expected, ProgramError)
     parts: list[Any] = list(input)
     if sequences.Sequence in map(type, parts):
         return over_words(lambda *rows: _concat_words(rows, axis), *parts)
@@ -96,11 +94,9 @@ def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
     ((2, 12), (6, 4))
     """
     x = jnp.asarray(x)
-    if not 1 <= axis <= x.ndim:
-        raise ProgramError(
-            f"layers.flatten got axis={axis} and an input of shape {x.shape}, expected an axis "
-            f"from 1 to {x.ndim}. The batch stays in front. Use axis=1 to keep only the batch."
-        )
+    thing = f"layers.flatten got an input of shape {x.shape} and axis="
+    why = "The batch stays in front. Use axis=1 to keep only the batch."
+    check_number(thing, axis, f"[1, {x.ndim}]", why, ProgramError)
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 

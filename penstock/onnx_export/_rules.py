@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._errors import ExportError
+from penstock._errors import ExportError, check_known
 from penstock.onnx_export._graph import Equation, Graph, Value, storage_dtype
 from penstock.onnx_export._windows import flip, pad
 
@@ -264,11 +264,8 @@ def _add_up(graph: Graph, equation: Equation, x: Value) -> Value:
 
 def _sort(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
     axis = equation.params["dimension"]
-    if equation.params["num_keys"] > 1:
-        raise ExportError(
-            f"a sort got {equation.params['num_keys']} keys, expected 1. ONNX sorts by one. "
-            "Sort by the second first, then by the first."
-        )
+    why = "ONNX sorts by one. Sort by the second first, then by the first."
+    check_known("a sort got num_keys=", equation.params["num_keys"], [1], why, ExportError)
     size = graph.sizes([equation.invars[0].aval.shape[axis]])
     first, places = graph.ops("TopK", inputs[0], size, num_outputs=2, axis=axis, largest=0)
     rest = [graph.op("GatherElements", value, places, axis=axis) for value in inputs[1:]]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, get_args
 import numpy as np
 
 from penstock._cores import num_usable_cores
-from penstock._errors import check_int, check_known
+from penstock._errors import check_int, check_known, check_type
 from penstock.readers._batching import Padding
 from penstock.readers._order import RecordOrder
 from penstock.readers._read_ahead import Workers as Workers
@@ -108,12 +108,8 @@ class ReadOptions:
             why = "0 decodes in the calling thread, None is one worker a core."
             check_int(f"{self.name}(num_workers)", self.num_workers, 0, why)
         for entry, padding in self.pad.items():
-            if not isinstance(padding, Padding):
-                raise TypeError(
-                    f"{self.name}(pad[{entry!r}]) got {padding!r}, expected a readers.Padding. It "
-                    "says what padding holds and how long entries are. Pass e.g. "
-                    "readers.Padding(value=0, max_length=128)."
-                )
+            expected = "a readers.Padding, such as readers.Padding(value=0, max_length=128)."
+            check_type(f"{self.name}(pad[{entry!r}])", padding, Padding, expected)
         check_int(f"{self.name}(look_ahead)", self.look_ahead, 0, "It counts batches.")
         check_workers(self.name, self.workers, {"decode": self.decode, "augment": self.augment})
         # When the reader is made: its files may be indexed much later.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from penstock._errors import check_int, check_known
+from penstock._errors import check_int, check_known, check_type
 from penstock.readers._errors import ShardError
 from penstock.readers._random_access_reader import RandomAccessReader
 from penstock.readers.datasets.splits import spread_classes
@@ -97,18 +97,15 @@ def folds(
 
 
 def _deal(
-    reader: object,
+    reader: AnyReader,
     ends: np.ndarray,
     seed: int,
     by: str | Sequence[object] | np.ndarray | None,
     owner: str,
 ) -> list[np.ndarray]:
-    if not isinstance(reader, (ArrayReader, RandomAccessReader)):
-        raise TypeError(
-            f"{owner} got {type(reader).__name__}, expected a reader of arrays, indexed, "
-            "image_folder or record files. Parts are made of samples that are reached by number. "
-            "Split first, and put decorators around the parts."
-        )
+    expected = "a reader of arrays, indexed, image_folder or record files"
+    remedy = "Split first, and put decorators around the parts."
+    check_type(owner, reader, ArrayReader | RandomAccessReader, f"{expected}. {remedy}")
     check_int("seed", seed, 0, "It seeds a numpy generator.")
     order = reader.order
     if order.shard.rule != "records":

@@ -173,7 +173,7 @@ def test_numpy_integer_is_an_interval(capsys):
         (lambda: handlers.MLflow(hyperparameters=3), "MLflow got hyperparameters=3, expected a di"),
         (
             lambda: handlers.TensorBoard("logs", images=3),
-            "TensorBoard got images of type int, expected a function without arguments",
+            "TensorBoard got images=3, expected a function that returns images by name",
         ),
     ],
 )

@@ -50,7 +50,7 @@ DENSE = {
         lambda: layers.fc(data(4), 5, act=jax.nn.relu)
     ),
     **{
-        rf"padding_idx={row} and size=\[9, 4\], expected a row from -9 to 8": (
+        rf"got size=\[9, 4\] and padding_idx={row}, expected a number from -9 to 8": (
             lambda row=row: layers.embedding(ids(1), [9, 4], row)
         )
         for row in (9, -10)
@@ -167,7 +167,7 @@ LOSSES = {
         )
         for name in ("square_error_cost", "sigmoid_cross_entropy_with_logits")
     },
-    r"k=4 and scores of shape \[B, 3\], expected 1 <= k": (
+    r"scores of shape \[B, 3\] and k=4, expected a number from 1 to 3": (
         lambda: layers.accuracy(data(3), ids(1), k=4)
     ),
     "5 and num_neg_samples=0, exp": lambda: layers.nce(data(4), ids(2), 5, num_neg_samples=0),
@@ -197,8 +197,8 @@ SHAPES = {
     r"sequences and axis=0, expected an axis of their word": (
         lambda: layers.concat([words(4), words(4)], axis=0)
     ),
-    "layers.concat got no list, expected a list": lambda: layers.concat(data(4), axis=1),
-    "flatten got axis=0 .* from 1 to 3": lambda: layers.flatten(normal(2, 3, 4), axis=0),
+    "layers.concat got .*, expected a list": lambda: layers.concat(data(4), axis=1),
+    "flatten got .* and axis=0, expected .* from 1 to 3": lambda: layers.flatten(normal(2, 3, 4), axis=0),
     "layers.one_hot got classes of dtype float32": lambda: layers.one_hot(data(1), 4),
     "layers.topk: k got 0, expected an integer of 1 or more": lambda: layers.topk(normal(3, 6), 0),
     r"cos_sim got shapes \(3, 6\) and \(2, 6\)": lambda: layers.cos_sim(normal(3, 6), normal(2, 6)),
@@ -299,7 +299,7 @@ SEQUENCES = {
     r"sequence_softmax got a Sequence of values \(3, 4, 2\), expected \[B, T, 1\] or \[B, T\]": (
         lambda: layers.sequence_softmax(THREE)
     ),
-    "sequence_expand got ref_level=1, expected 0 or -1": (
+    "sequence_expand got ref_level=1, expected one of 0, -1": (
         lambda: layers.sequence_expand(THREE, THREE, ref_level=1)
     ),
     r"sequence_expand got x of shape \(2, 4, 2\) for 3 examples of y, expected as many": (
@@ -357,8 +357,10 @@ SEQUENCES = {
     "linear_chain_crf got labels of dtype float32, expected integers": (
         lambda: layers.linear_chain_crf(words(3), tags() * 1.0)
     ),
-    "warpctc got blank=3 and an input of 3": lambda: layers.warpctc(words(3), tags(), blank=3),
-    "ctc_greedy_decoder got blank=-1 and": lambda: layers.ctc_greedy_decoder(words(3), -1),
+    "warpctc got blank=3, expected a number from 0 to 2": (
+        lambda: layers.warpctc(words(3), tags(), blank=3)
+    ),
+    "ctc_greedy_decoder got blank=-1, expected": lambda: layers.ctc_greedy_decoder(words(3), -1),
     r"labels of shape \[B, 13, 3\], expected \[B, T, 1\]": (
         lambda: layers.warpctc(words(3), words(3))
     ),
@@ -438,7 +440,7 @@ SEARCHES = {
     "got first_ids of dtype float32": search(step_of(flat), first=ONES.astype(jnp.float32)),
     r"shape \(2, 3\), expected \[B\]": search(step_of(flat), first=jnp.ones([2, 3], jnp.int32)),
     r"array of shape \(3, 1\), expected 2": search(step_of(flat), jnp.ones([3, 1])),
-    "end_id=3 and logits of 3 words": search(step_of(flat), end_id=3),
+    "logits of 3 words and end_id=3": search(step_of(flat), end_id=3),
     r"logits of shape \(4, 1, 3\) from step, expected \[4, V\]": search(
         step_of(lambda words: jnp.zeros([len(words), 1, 3]))
     ),
@@ -453,7 +455,7 @@ SEARCHES = {
     ),
     r"of shapes .*, expected \[B, J\] twice and \[B, J, C\]": beams([1, 3, 2]),
     "beam_size=5 and 2 beams of 2 candidates": beams([1, 2, 2], 5),
-    "level=1, expected 0": beams([1, 2, 2], level=1),
+    "level=1, expected one of 0": beams([1, 2, 2], level=1),
     "layers.beam_search got pre_ids of dtype float32": beams([1, 2, 2], ids=BEAMS * 1.0),
     r"beam_size=2, expected three of shape \[S, B, 2\]": lambda: layers.beam_search_decode(
         jnp.ones([3, 1, 2], int), jnp.ones([3, 1, 2]), jnp.ones([2, 1, 2], int), 2, 0

@@ -255,7 +255,7 @@ def test_images_of_different_size_without_a_size_say_so(folder):
             ValueError,
             "image_folder(fit) got 'pad', expected one of 'crop', 'stretch'.",
         ),
-        ({"channels": 4}, ValueError, "image_folder(channels) got 4, expected 1 or 3."),
+        ({"channels": 4}, ValueError, "image_folder(channels) got 4, expected one of 1, 3."),
         ({"shorter_side": 0}, ValueError, "image_folder(shorter_side) got 0"),
         ({"shorter_side": 8, "size": (8, 8)}, ValueError, "with size=(8, 8), expected one of"),
     ],

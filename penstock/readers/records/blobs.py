@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock._errors import check_known
+from penstock._errors import check_int, check_known
 from penstock._image_resizing import resize
 from penstock.readers._errors import FeatureError
 from penstock.readers.records import messages
@@ -50,11 +50,9 @@ class _SizedPreprocessor:
     height: int
 
     def __post_init__(self) -> None:
-        if min(self.width, self.height) < 1:
-            raise ValueError(
-                f"{type(self).__name__} got width={self.width}, height={self.height}, expected "
-                "sizes >= 1. They count pixels. Pass the width, then the height."
-            )
+        for name in ("width", "height"):
+            why = "It counts pixels. Pass the width, then the height."
+            check_int(f"{type(self).__name__} got {name}=", getattr(self, name), 1, why)
 
 
 @dataclass(frozen=True)
