@@ -16,7 +16,7 @@ from penstock._program import sequences
 from penstock._program.frame import align, current_frame, spread
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
-from penstock.layers.arguments import DataFormat, Padding
+from penstock.layers.arguments import DataFormat, Padding, check_shape
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, parameter
 from penstock.layers.sequence_layers import sequence_unpad
@@ -64,12 +64,8 @@ def sequence_expand(
         lengths = jnp.where(x.lengths == 0, 0, lengths)
     else:
         values = jnp.asarray(x)
-    if not values.ndim or values.shape[0] != like.values.shape[0]:
-        raise ProgramError(
-            f"layers.sequence_expand got x of shape {values.shape} for {like.values.shape[0]} "
-            "examples of y, expected as many. Each example of x is spread over the words of the "
-            "same example of y. Keep the batch axis in front."
-        )
+    why = "Each example of x is spread over the words of the same of y. Keep the batch in front."
+    check_shape("layers.sequence_expand got x", values, why, [like.values.shape[0], ...])
     shape = (values.shape[0], like.max_length, *values.shape[1:])
     words = spread(values[:, None], jax.ShapeDtypeStruct(shape, values.dtype))
     repeated = sequences.Sequence(jnp.broadcast_to(words, shape), lengths)
@@ -191,12 +187,10 @@ def sequence_enumerate(
     """
     words = check_sequence("sequence_enumerate", input)
     shape = words.values.shape
-    if win_size < 1 or (len(shape) != 2 and shape[2:] != (1,)):
-        raise ProgramError(
-            f"layers.sequence_enumerate got win_size={win_size} and a Sequence of values {shape}, "
-            "expected 1 or more and [B, T, 1] or [B, T]. A window holds one id for each word. "
-            "Give the ids before they are embedded."
-        )
+    check_int("layers.sequence_enumerate got win_size=", win_size, 1, error=ProgramError)
+    why = "A window holds one id for each word. Give the ids before they are embedded."
+    thing = "layers.sequence_enumerate got a Sequence"
+    check_shape(thing, words.values, why, ["B", "T", 1], ["B", "T"])
     ids = words.masked(pad_value).reshape(shape[:2])
     window = shift_words(ids, range(win_size), pad_value)
     return words.with_values(jnp.stack(window, axis=2))

@@ -168,12 +168,8 @@ def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Ar
     if isinstance(seed, int | np.integer):
         return jax.random.split(frame.layer_key(path, int(seed)), num_rows)
     seeds = arguments.integers(layer, "seed", seed)
-    if seeds.shape not in ((num_rows,), (num_rows, 1)):
-        raise ProgramError(
-            f"layers.{layer} got seed of shape {seeds.shape}, expected a number, or [{num_rows}] "
-            f"or [{num_rows}, 1] as first_ids has rows. Each example is drawn by its own. Declare "
-            'it with layers.data("seed", [1], "int32").'
-        )
+    why = 'Or a number. Examples are drawn by their own: layers.data("seed", [1], "int32").'
+    arguments.check_shape(f"layers.{layer} got seed", seeds, why, [num_rows], [num_rows, 1])
     keys = jax.random.split(frame.layer_key(path), num_rows)
     return jax.vmap(jax.random.fold_in)(keys, seeds.reshape(num_rows))
 
@@ -227,14 +223,9 @@ def check_search(
     check_int(f"layers.{layer}: max_length", max_length, 1)
     ids = arguments.integers(layer, "first_ids", first_ids)
     # Fluid's ids come as `[B, 1]`.
-    if ids.ndim == 2 and ids.shape[1] == 1:
-        ids = ids[:, 0]
-    if ids.ndim != 1:
-        raise ProgramError(
-            f"layers.{layer} got first_ids of shape {ids.shape}, expected [B] or [B, 1]. Each "
-            "example's sentence is written after one word. Give that which starts a sentence."
-        )
-    return ids.astype(jnp.int32)
+    why = "A sentence is written after one word. Give that which starts a sentence."
+    arguments.check_shape(f"layers.{layer} got first_ids", ids, why, ["B"], ["B", 1])
+    return ids.reshape(-1).astype(jnp.int32)
 
 
 def check_state(layer: str, state: State, batch_size: int) -> State:
@@ -242,12 +233,9 @@ def check_state(layer: str, state: State, batch_size: int) -> State:
 
     def check(leaf: Any) -> jax.Array:
         x = jnp.asarray(leaf)
-        if x.ndim and x.shape[0] != batch_size:
-            raise ProgramError(
-                f"layers.{layer} got a state with an array of shape {x.shape}, expected "
-                f"{batch_size} rows as first_ids has, or no axes. Each example has a state of its "
-                "own. Move the batch axis to the front."
-            )
+        why = "Each example has a state of its own, as first_ids has rows."
+        thing = f"layers.{layer} got a state with an array"
+        arguments.check_shape(thing, x, why, [batch_size, ...], [])
         # A weak dtype may change in the loop, which would then be traced twice.
         return x.astype(x.dtype) if x.aval.weak_type else x
 
@@ -266,11 +254,8 @@ def call_step(
         )
     logits, after = jnp.asarray(returned[0]), returned[1]
     num_rows = ids.shape[0]
-    if logits.ndim != 2 or logits.shape[0] != num_rows:
-        raise ProgramError(
-            f"layers.{layer} got logits of shape {logits.shape} from step, expected "
-            f"[{num_rows}, V]. Each row has a number for each word. Reshape them."
-        )
+    why = "Each row has a number for each word. Let step reshape them."
+    arguments.check_shape(f"layers.{layer} got logits", logits, why, [num_rows, "V"])
     thing = f"layers.{layer} got logits of {logits.shape[1]} words and end_id="
     why = "No sentence would ever end. Give the id of the word that ends one."
     check_number(thing, end_id, f"[0, {logits.shape[1]})", why, ProgramError)

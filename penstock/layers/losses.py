@@ -292,17 +292,11 @@ def _cross_entropy(
 def _class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
     """Return integer labels of the shape that `input` has without its class axis."""
     label, leading = arguments.integers(layer, "labels", label), input.shape[:-1]
-    if label.shape not in (leading, (*leading, 1)):
-        raise ProgramError(
-            f"layers.{layer} got labels of shape {label.shape} for an input of shape "
-            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one. Reshape them."
-        )
+    why = f"Each row of the input, of shape {input.shape}, has one. Reshape them."
+    arguments.check_shape(f"layers.{layer} got labels", label, why, [*leading, 1], leading)
     return label.reshape(leading)
 
 
 def _check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
-    if input.shape != label.shape:
-        raise ProgramError(
-            f"layers.{layer} got an input of shape {input.shape} and labels of shape "
-            f"{label.shape}, expected equal shapes. One would spread over the other. Reshape one."
-        )
+    why = "It is that of the input. One would spread over the other. Reshape one."
+    arguments.check_shape(f"layers.{layer} got labels", label, why, input.shape)

@@ -29,7 +29,7 @@ from penstock._program.sequences import Sequence
 from penstock.layers import arguments
 from penstock.layers._attending import Words, close_words
 from penstock.layers.activations import Activation, activate
-from penstock.layers.arguments import DataFormat
+from penstock.layers.arguments import DataFormat, check_shape
 from penstock.layers.parameters import Attr, apply_scale, apply_shift, parameter
 
 
@@ -248,11 +248,8 @@ def _check_input(
     check_choice("layers.batch_norm got data_format=", data_format, ("NHWC", "NCHW"))
     if group_size is not None:
         check_int("layers.batch_norm: group_size", group_size, 1)
-    if x.ndim < 2:
-        raise ProgramError(
-            f"layers.batch_norm got an input of shape {x.shape}, expected at least [B, C]. Each "
-            "channel is normalised over the batch. Add an axis of channels."
-        )
+    why = "Each channel is normalised over the batch. Add an axis of channels."
+    check_shape("layers.batch_norm got an input", x, why, ["B", ..., "C"])
     why = "It is the share of the running statistics that a step keeps. 0.9 is usual."
     check_number("layers.batch_norm got momentum=", momentum, "[0, 1]", why, ProgramError)
     return x, is_word
@@ -333,11 +330,8 @@ def rms_norm(
     frame = current_frame("rms_norm")
     # What stands in the padding may be too large to be squared.
     x = input.masked() if isinstance(input, Sequence) else jnp.asarray(input)
-    if x.ndim < 2:
-        raise ProgramError(
-            f"layers.rms_norm got an input of shape {x.shape}, expected [B, ..., D]. Axis 0 is the "
-            "batch. Give the input features."
-        )
+    why = "Axis 0 is the batch. Give the input features."
+    check_shape("layers.rms_norm got an input", x, why, ["B", ..., "D"])
     path = frame.names.layer("rms_norm", name)
     y = norm_words(frame, path, x, "rms", epsilon, param_attr)
     return close_words(input, activate(y, act, "rms_norm"))

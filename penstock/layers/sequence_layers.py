@@ -19,6 +19,7 @@ from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, widen
 from penstock.layers.activations import Activation, activate
+from penstock.layers.arguments import check_shape
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, apply_shift, parameter
 from penstock.layers.words import (
@@ -110,13 +111,9 @@ def sequence_softmax(input: sequences.Sequence, name: str | None = None) -> sequ
     [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
     """
     words = check_sequence("sequence_softmax", input)
-    shape = words.values.shape
-    if len(shape) != 2 and shape[2:] != (1,):
-        raise ProgramError(
-            f"layers.sequence_softmax got a Sequence of values {shape}, expected [B, T, 1] or "
-            "[B, T]. Words are weighed against each other by one number each. Use layers.fc with "
-            "size=1 first, or layers.softmax for a softmax over the features of each word."
-        )
+    why = "A word has one number. Apply layers.fc of size 1, or layers.softmax over the features."
+    thing = "layers.sequence_softmax got a Sequence"
+    check_shape(thing, words.values, why, ["B", "T", 1], ["B", "T"])
     mask = words.aligned_mask()
     scores = widen(words.masked())
     # A constant, as any shift gives the same. An empty sequence has no largest: 0.

@@ -14,7 +14,7 @@ from penstock._errors import ProgramError, check_choice, check_int, check_number
 from penstock._program import sequences
 from penstock._program.frame import V, over_words
 from penstock.layers import arguments
-from penstock.layers.arguments import DataFormat
+from penstock.layers.arguments import DataFormat, check_shape
 from penstock.layers.norm import l2_normalize
 
 
@@ -166,11 +166,10 @@ def cos_sim(X: V, Y: V) -> V:
 
 def _cos_sim(X: jax.Array, Y: jax.Array) -> jax.Array:
     X, Y = jnp.asarray(X), jnp.asarray(Y)
-    if X.ndim != 2 or Y.shape not in (X.shape, (1, *X.shape[1:])):
-        raise ProgramError(
-            f"layers.cos_sim got shapes {X.shape} and {Y.shape}, expected [B, C] and [B, C] or "
-            "[1, C]. Rows are compared one by one. Flatten both to two axes."
-        )
+    why = "Rows are compared one by one. Flatten both to two axes."
+    check_shape("layers.cos_sim got X", X, why, ["B", "C"])
+    num_rows, width = X.shape
+    check_shape("layers.cos_sim got Y", Y, why, [num_rows, width], [1, width])
     X, Y = (l2_normalize(_scale_rows(rows), 1) for rows in (X, Y))
     return jnp.sum(X * Y, axis=1, keepdims=True)
 
