@@ -204,12 +204,12 @@ class DatasetFlags:
                 f"--group_pattern got {self.group_pattern!r}, expected a regular expression: "
                 f"{error}. It finds the group of an image in its path."
             ) from error
-        if self.dataset_name == "digits" and self.dataset_dir is not None:
-            raise UsageError(
-                f"--dataset_dir got {self.dataset_dir!r} with --dataset_name=digits, expected "
-                "none: the digits come with scikit-learn. For the images in a folder: penstock "
-                f"train {shlex.quote(self.dataset_dir)}."
-            )
+        remedy = (
+            f"For the images in a folder: penstock train {shlex.quote(self.dataset_dir or '')}."
+        )
+        expected = f"none with --dataset_name=digits, which scikit-learn brings. {remedy}"
+        is_right = self.dataset_name != "digits" or self.dataset_dir is None
+        check(self, "dataset_dir", is_right, expected)
         if self.dataset_name == "image_folder" and self.dataset_dir is None:
             raise UsageError(
                 "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
@@ -354,11 +354,8 @@ class ModelFlags:
         counts = "num_epochs>=1 batch_size>=1 batch_norm_group_size>=0"
         check_numbers(self, f"{rates} {counts} gradient_accumulation_steps>=1")
         for name in ("model_dir", "ckpt_file_name"):
-            if self.task_type == "pretrain" and vars(self)[name]:
-                raise UsageError(
-                    f"--{name} got {vars(self)[name]!r} without --task_type=finetune, expected it "
-                    "beside. Training would begin with initial values."
-                )
+            expected = "--task_type=finetune beside it. Training would begin with initial values."
+            check(self, name, self.task_type == "finetune" or not vars(self)[name], expected)
         if self.task_type == "finetune" and not (self.model_dir or self.ckpt_file_name):
             raise UsageError(
                 "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
@@ -584,11 +581,9 @@ class TrainFlags:
                 "expected image_folder: other data are small or packed already. "
                 "--datasets_use_caching keeps those in memory."
             )
-        if size is not None and side < size:
-            raise UsageError(
-                f"--cache_image_size got {side}, expected --train_image_size={size} or more: the "
-                "images would be scaled down and up again. Twice as many leave room for crops."
-            )
+        scaled = "the images would be scaled down and up again. Twice as many leave room for crops."
+        expected = f"--train_image_size={size} or more: {scaled}"
+        check(self.preprocessing, "cache_image_size", size is None or side >= size, expected)
 
     @property
     def image_size(self) -> int:

@@ -66,7 +66,7 @@ def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
     sequence = tuple(names) if isinstance(names, Iterable) else (names,)
     why = "They name what a program function returns. Pass names=['loss', 'accuracy']."
     for name in sequence:
-        check_type("names", name, str, f"strings. {why}")
+        check_type("names", name, str, f"a list of strings. {why}")
     if len(set(sequence)) < len(sequence):
         raise ValueError(
             f"names got {names!r}, expected each name once. Of two values with one name only the "

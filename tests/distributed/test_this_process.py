@@ -115,7 +115,9 @@ def test_arguments_that_do_not_fit_are_named(never_joins, arguments, message):
 
 def test_variable_of_seconds_is_named_where_it_is_none(never_joins, monkeypatch):
     monkeypatch.setenv("PENSTOCK_HANG_SECS", "soon")
-    text = "the environment variable PENSTOCK_HANG_SECS got 'soon', expected a number of seconds"
+    text = (
+        "the environment variable PENSTOCK_HANG_SECS got 'soon', expected a finite number above 0"
+    )
     with pytest.raises(ValueError, match=text):
         ps.distributed.initialize()
 

@@ -182,7 +182,7 @@ def test_bytes_that_are_no_image_are_an_error(encoded):
 @pytest.mark.parametrize(
     ("declare", "expected"),
     [
-        (lambda: FixedLenFeature((-1,)), r"FixedLenFeature got shape=\(-1,\), expected sizes >= 0"),
+        (lambda: FixedLenFeature((-1,)), r"FixedLenFeature got shape=\(-1,\) with a size of -1,"),
         (lambda: FixedLenFeature((), "complex64"), "dtype got 'complex64', expected a bool, int"),
         (lambda: VarLenFeature("no such"), "dtype got 'no such', expected a bool, int"),
         (lambda: ImageFeature((224, 224)), r"ImageFeature got shape=\(224, 224\), expected"),
