@@ -76,7 +76,6 @@ _COMMON = (
         r"; the trainer has the state, which trainer\.save_checkpoint\(\) writes\.",
         "; the same command goes on from there.",
     ),
-    (r"Pass num_validation 0 to", "Pass a --num_validation of 0 to"),
     (
         r"Pass data_part_num, part_name_prefix and part_name_suffix_length as the names are",
         "--source is the folder of parts, --part_name_suffix_length how many digits they have",

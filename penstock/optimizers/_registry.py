@@ -259,7 +259,7 @@ def _find_maker(
     # Asked here, to name the nearest; Python would only refuse.
     first, *parameters = inspect.signature(function).parameters
     for option in options.optax_options:
-        check_known(f"optimizers.get of optax's {short!r} got the option ", option, parameters)
+        check_known(f"optimizers.get got for optax's {short!r} the option ", option, parameters)
     return lambda rate: function(**{first: rate}, **options.optax_options)
 
 

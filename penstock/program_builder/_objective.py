@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import optax
 
@@ -87,7 +87,7 @@ def check_program_func(owner: str, function: object) -> None:
 
 
 def _resolve_optimizer(
-    optimizer: object,
+    optimizer: Any,
 ) -> optax.GradientTransformationExtraArgs | None:
     if optimizer is None:
         return None

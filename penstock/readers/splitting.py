@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def folds(
 
 
 def _deal(
-    reader: AnyReader,
+    reader: ArrayReader[Any] | RandomAccessReader[Any],
     ends: np.ndarray,
     seed: int,
     by: str | Sequence[object] | np.ndarray | None,

@@ -297,5 +297,5 @@ def test_data_sets_larger_together_than_the_file_are_refused(tmp_path):
         for number in range(1, 50):
             name = f"layers/dense_{number}/vars/0"
             file.create_dataset(name, (1 << 16,), "f4", chunks=(1 << 16,))
-    with pytest.raises(ParameterError, match=r"no larger than the file of .* with those before it"):
+    with pytest.raises(ParameterError, match=r"at most the .* of the file, with those before it"):
         read_weights(path)
