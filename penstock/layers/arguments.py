@@ -84,6 +84,12 @@ def _has_axes(shape: Sequence[int], axes: Axes) -> bool:
     )
 
 
+def check_divisor(thing: str, value: int, total: int, why: str) -> None:
+    """Raise unless a number divides another, such as the heads the features."""
+    if value < 1 or total % value:
+        raise ProgramError(f"{thing}{value}, expected a divisor of {total}. {why}")
+
+
 def check_image(layer: str, input: jax.Array, data_format: str) -> tuple[int, Pair]:
     """Return the number of channels and (height, width) of a batch of images."""
     check_choice(f"layers.{layer} got data_format=", data_format, ("NHWC", "NCHW"))

@@ -29,7 +29,7 @@ from penstock._program.sequences import Sequence
 from penstock.layers import arguments
 from penstock.layers._attending import Words, close_words
 from penstock.layers.activations import Activation, activate
-from penstock.layers.arguments import DataFormat, check_shape
+from penstock.layers.arguments import DataFormat, check_divisor, check_shape
 from penstock.layers.parameters import Attr, apply_scale, apply_shift, parameter
 
 
@@ -393,12 +393,9 @@ def group_norm(
     x = jnp.asarray(input)
     check_choice("layers.group_norm got data_format=", data_format, ("NHWC", "NCHW"))
     axis = arguments.channel_axis(x, data_format)
-    if x.ndim < 2 or groups < 1 or x.shape[axis] % groups:
-        raise ProgramError(
-            f"layers.group_norm got groups={groups} and an input of shape {x.shape}, expected a "
-            "divisor of the number of channels and at least [B, C]. Groups are equally large. "
-            "Change groups or the number of channels."
-        )
+    check_shape("layers.group_norm got an input", x, "Groups are of channels.", ["B", ..., "C"])
+    why = "Groups have as many channels each."
+    check_divisor("layers.group_norm got groups=", groups, x.shape[axis], why)
     path = frame.names.layer("group_norm", name)
     grouped = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     # `axis` now numbers the groups; the channels of each are behind it.

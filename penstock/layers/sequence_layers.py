@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import dtypes
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_int
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, widen
 from penstock.layers.activations import Activation, activate
@@ -166,12 +166,10 @@ def sequence_conv(
     words = check_sequence("sequence_conv", input)
     features = check_features("sequence_conv", words)
     start = -(filter_size // 2) if padding_start is None else padding_start
-    if filter_size < 1 or filter_stride != 1 or padding is False:
-        raise ProgramError(
-            f"layers.sequence_conv got filter_size={filter_size}, filter_stride={filter_stride} "
-            f"and padding={padding}, expected a filter_size of 1 or more, filter_stride=1 and "
-            "padding=True. There is a result for each word, as in Fluid. Leave the last two out."
-        )
+    check_int("layers.sequence_conv got filter_size=", filter_size, 1, error=ProgramError)
+    why = "There is a result for each word, as in Fluid. Leave it out."
+    check_choice("layers.sequence_conv got filter_stride=", filter_stride, [1], why)
+    check_choice("layers.sequence_conv got padding=", padding, [True, None], why)
     path = frame.names.layer("sequence_conv", name)
     shape = [filter_size * features, num_filters]
     w = parameter(frame, path, "w", shape, XAVIER, param_attr, layer="sequence_conv")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import check_int
+from penstock._errors import check_int, check_known
 from penstock.readers._contract import State, check_state
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
@@ -46,12 +46,11 @@ class RecordOrder:
         size = self.batch_size
         step = self.shard.count if size is None else resolve_batch_size(size, self.shard)
         object.__setattr__(self, "step", step)
-        if self.shard.rule != "records" and not self.file_sizes:
-            raise ValueError(
-                f"Shard(rule={self.shard.rule!r}) got a source without files, expected "
-                "rule='records'. That divides by record."
-            )
-        if self.file_sizes:
+        if not self.file_sizes:
+            thing = "Shard of a source without files got rule="
+            why = "That divides by record."
+            check_known(thing, self.shard.rule, ["records"], why, ValueError)
+        else:
             # Raises where there are fewer files than processes: now, not in the first epoch.
             self.file_ranges(self.shard)
             self.shard.warn_if_uneven(len(self.file_names))

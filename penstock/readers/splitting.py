@@ -108,11 +108,8 @@ def _deal(
     check_type(owner, reader, ArrayReader | RandomAccessReader, f"{expected}. {remedy}")
     check_int("seed", seed, 0, "It seeds a numpy generator.")
     order = reader.order
-    if order.shard.rule != "records":
-        raise ShardError(
-            f"{owner} got a reader with Shard(rule={order.shard.rule!r}), expected "
-            "rule='records'. A part has records of all files. Leave the rule out."
-        )
+    why = "A part has records of all files. Leave the rule out."
+    check_known(f"{owner} of a reader got rule=", order.shard.rule, ["records"], why, ShardError)
     number = order.num_records
     rows = np.random.Generator(np.random.PCG64(seed)).permutation(number)
     if by is not None:

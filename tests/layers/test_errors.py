@@ -66,7 +66,9 @@ DENSE = {
     "Did you mean 'upscale_in_train'": (
         lambda: layers.dropout(data(2), 0.5, dropout_implementation="upscale_train")
     ),
-    "3, expected a sequence of positive sizes": lambda: layers.data("x", 3),
+    "got shape 3 with a size of None, expected an integer of 1 or more": lambda: layers.data(
+        "x", 3
+    ),
     r"data 'x' got shape \(4,\) .* expected shape \(3,\)": (
         lambda: (layers.data("x", [3]), layers.data("x", [4]))
     ),
@@ -83,7 +85,7 @@ CONV_ERRORS = {
     "expected one of .* Did you mean 'SAME'": {"padding": "SMAE"},
     r"padding=\(1, 1, 1\), expected": {"padding": [(1, 1, 1), (0, 0)]},
     r"expected a padded height and width of at least \(9, 9\)": {"filter_size": 9},
-    "groups=3, num_filters=4 and 4 input channels": {"groups": 3},
+    "groups=3, expected a divisor of 4": {"groups": 3},
     "Did you mean 'NHWC'": {"data_format": "NWHC"},
     "act='rleu'.* Did you mean 'relu'": {"act": "rleu"},
 }
@@ -141,7 +143,10 @@ NORMS = {
         )
         for axis in (0, 3, -3)
     },
-    r"groups=4 and .* \[B, 6\], expected a divisor": lambda: layers.group_norm(data(6), 4),
+    "group_norm got groups=4, expected a divisor of 6": lambda: layers.group_norm(data(6), 4),
+    r"group_norm got an input of shape \[B\], expected \[B, ": (
+        lambda: layers.group_norm(data(6)[:, 0], 4)
+    ),
     r"rms_norm got an input of shape \[B\]": lambda: layers.rms_norm(data(1)[:, 0]),
 }
 
@@ -218,7 +223,7 @@ SHAPES = {
 }  # fmt: skip
 
 NOISE = {
-    r"gaussian_random got shape \[-1, 3\], expected sizes of 0 or more.* Use "
+    r"gaussian_random got shape \[-1, 3\] with a size of -1, expected .* Use "
     r"layers.gaussian_random_batch_size_like": lambda: layers.gaussian_random([-1, 3]),
     "uniform_random got min=2.0 and max=1.0, expected a min that is not above": (
         lambda: layers.uniform_random([1, 3], min=2.0, max=1.0)
@@ -226,7 +231,7 @@ NOISE = {
     "dtype argument to `uniform` must be a float .*int32": (
         lambda: layers.uniform_random([1, 3], dtype="int32")
     ),
-    r"got shape \[-1, -1\], expected one -1 at most, at output_dim_idx=0": (
+    r"got shape \[-1, -1\] with a size of -1, expected .* Only the batch axis": (
         lambda: layers.gaussian_random_batch_size_like(data(1), [-1, -1])
     ),
     "got output_dim_idx=2, expected a number from 0 to 1": (
@@ -258,8 +263,8 @@ def decode(**options):
 
 
 ATTENTION = {
-    "num_heads=3 for 8 features, expected a divisor": attend(num_heads=3),
-    "num_heads=4 and num_kv_heads=3, expected": attend(num_heads=4, num_kv_heads=3),
+    "num_heads=3, expected a divisor of 8. Heads share": attend(num_heads=3),
+    "num_heads=4 and num_kv_heads=3, expected a divisor of 4": attend(num_heads=4, num_kv_heads=3),
     r"and values \(7, 4, 8\)": attend(keys=normal(7, 5, D), values=normal(7, 4, D)),
     r"segment ids of shapes \[\(1, 4\)": attend(segment_ids=np.zeros((1, 4), np.int32)),
     r"ids of shapes \[\(1, 5\), \(1, 3\)\], expected": decode(
@@ -283,10 +288,10 @@ ATTENTION = {
         lambda: layers.scaled_dot_product_attention(words(D), words(D), words(D).values)
     ),
     r"\[B, 6, 6\] \(array\), expected \[B, T, D\]": dot_product(1, [5, 8], [7, 8], [6, 6]),
-    r"and num_heads=1, expected queries and keys of one": dot_product(1, [5, 8], [7, 6], [7, 6]),
-    "num_heads=4, expected .* widths that num_heads divides": dot_product(
-        4, [5, 8], [7, 8], [7, 6]
+    r"got keys of shape \[B, 7, 6\], expected \[B, K, 8\]. Queries": dot_product(
+        1, [5, 8], [7, 6], [7, 6]
     ),
+    "num_heads=4, expected a divisor of .* Heads share": dot_product(4, [5, 8], [7, 8], [7, 6]),
     "transformer_decoder got num_layers=0, expected 1 or more": decode(num_layers=0),
     "transformer_decoder got norm='batch'": decode(norm="batch"),
     "got 0 caches, expected 2, one for each layer": decode(caches=()),
@@ -349,7 +354,7 @@ SEQUENCES = {
     "sequence_enumerate got win_size=0, expected an integer of 1 or more": (
         lambda: layers.sequence_enumerate(NUMBERS, 0)
     ),
-    "sequence_conv got filter_size=3, filter_stride=2 and padding=True, expected": (
+    "sequence_conv got filter_stride=2, expected one of 1": (
         lambda: layers.sequence_conv(THREE, 2, 3, 2)
     ),
     r"sequence_conv got a Sequence of shape \(3, 4\), expected \[B, T, D\].*embedding": (

@@ -260,5 +260,5 @@ def test_state_of_other_options_or_of_a_longer_source_is_refused():
         state = iterator.get_state()
     with pytest.raises(readers.ReaderStateError, match="Others make other rows"):
         pack(of_lengths(3, 3, 3), length=5, open_rows=1)().set_state(state)
-    with pytest.raises(readers.ReaderStateError, match="got a source of 1 samples, expected at"):
+    with pytest.raises(readers.ReaderStateError, match="got 1 items, expected at least the 2"):
         pack(of_lengths(3), length=4, open_rows=1)().set_state(state)

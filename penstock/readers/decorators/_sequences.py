@@ -12,8 +12,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock._errors import check_int, listed
-from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, check_state
-from penstock.readers._errors import ReaderStateError, ShardError, note
+from penstock.readers._contract import (
+    Item,
+    ReaderBase,
+    ReaderLike,
+    State,
+    check_state,
+    refuse_short,
+)
+from penstock.readers._errors import ShardError, note
 from penstock.readers._foreign import ForeignReader, of
 from penstock.readers.decorators._fluid import (
     DecoratedIterator,
@@ -123,19 +130,13 @@ class LengthPlan:
             )
         if words is None:
             return
-        check_int("words_per_batch", words, 1, "It counts the words of a batch.")
-        if size is not None and size < multiple:
-            raise ValueError(
-                f"batch_by_length got batch_size={size} and batch_multiple_of={multiple}, expected "
-                f"a batch_size of at least {multiple}. Raise one or lower the other."
-            )
+        if size is not None:
+            why = "It is batch_multiple_of. Raise one or lower the other."
+            check_int("batch_size", size, multiple, why)
         longest = self.boundaries[-1] if self.boundaries else 1
-        if not self.find_batch_size(longest):
-            raise ValueError(
-                f"words_per_batch got {words}, expected at least {multiple * longest}. It is to "
-                f"hold {multiple} samples padded to {longest}. Raise it, or lower "
-                "batch_multiple_of or the last boundary."
-            )
+        why = f"It holds {multiple} samples padded to {longest}, and no fewer."
+        remedy = "Raise it, or lower batch_multiple_of or the last boundary."
+        check_int("words_per_batch", words, multiple * longest, f"{why} {remedy}")
 
     def _check_boundaries(self) -> None:
         lengths = self.boundaries
@@ -153,13 +154,8 @@ class LengthPlan:
 
     def check_division(self, shard: Shard | None) -> None:
         """Check that batches of a budget divide equally over the processes."""
-        count, multiple = 1 if shard is None else shard.count, self.batch_multiple_of
-        if self.words_per_batch is not None and multiple % count:
-            raise ShardError(
-                f"batch_by_length got batch_multiple_of={multiple} over {count} processes, "
-                f"expected a multiple of {count}. Each reads an equal part of each batch. Pass "
-                f"{multiple + -multiple % count} on any number of processes for the same batches."
-            )
+        if self.words_per_batch is not None and shard is not None:
+            shard.check_division("batch_multiple_of", self.batch_multiple_of)
 
     def is_full(self, num_samples: int, num_words: int) -> bool:
         size, words = self.batch_size, self.words_per_batch
@@ -606,11 +602,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
                         row_of[number].add(number, piece)
                 break
             else:
-                raise ReaderStateError(
-                    f"pack.set_state() got a source of {self._num_read} samples, expected at least "
-                    f"the {state['num_read']} that were read. The source is shorter than in the "
-                    "run that was saved. Give the reader the data of the run that was saved."
-                )
+                raise refuse_short("pack.set_state()", self._num_read, state["num_read"])
 
 
 def _cut(sample: Any, number: int, plan: _Plan) -> list[Piece]:
