@@ -157,8 +157,9 @@ def check_known(
     >>> check_known("layers.pool2d got pool_type=", "max", ("max", "avg"))
     """
     if name not in list(names):
-        sentences = f"{expected or f'one of {listed(names)}'}. {why}".strip()
-        hint = nearest(str(name), map(str, names))
+        expected = expected or "one of " * (len(names) > 1) + listed(names)
+        sentences = f"{expected}. {why}".strip()
+        hint = nearest(name, map(str, names)) if isinstance(name, str) else ""
         raise error(f"{_begin(thing, repr(name))}, expected {sentences}{hint}")
 
 

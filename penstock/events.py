@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 import numpy as np
 
-from penstock._errors import check_type
 from penstock._parameter_updates import ParameterUpdate as ParameterUpdate
 from penstock._parameter_updates import Updates
 
@@ -370,10 +369,14 @@ def combine_handlers(event_handler: Handler | Sequence[Handler] | None) -> Handl
     is_many = isinstance(event_handler, Sequence)
     handlers: list[Handler] = list(event_handler) if is_many else [event_handler]  # pyright: ignore
     for handler in handlers:
-        expected = "a function that takes an event, or a list of such functions."
-        if isinstance(event_handler, int):  # Keras's and PyTorch's users count epochs there
-            expected += f" For the number of epochs pass num_epochs={event_handler}."
-        check_type("event_handler", handler, Callable, expected)
+        if not callable(handler):
+            hint = ""
+            if isinstance(event_handler, int):  # Keras's and PyTorch's users count epochs there
+                hint = f" For the number of epochs pass num_epochs={event_handler}."
+            raise TypeError(
+                f"event_handler got {type(handler).__name__}, expected a function that takes an "
+                f"event, or a list of such functions.{hint}"
+            )
         if isinstance(handler, type):
             raise TypeError(
                 f"event_handler got the class {handler.__qualname__}, expected an object that is "

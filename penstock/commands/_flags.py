@@ -210,11 +210,9 @@ class DatasetFlags:
         expected = f"none with --dataset_name=digits, which scikit-learn brings. {remedy}"
         is_right = self.dataset_name != "digits" or self.dataset_dir is None
         check(self, "dataset_dir", is_right, expected)
-        if self.dataset_name == "image_folder" and self.dataset_dir is None:
-            raise UsageError(
-                "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
-                "well: a folder that holds one folder of images per class."
-            )
+        is_right = self.dataset_name != "image_folder" or self.dataset_dir is not None
+        folder = "a folder that holds one folder of images per class."
+        check(self, "dataset_name", is_right, f"--dataset_dir=FOLDER as well: {folder}")
         names = list_datasets()
         if self.dataset_name not in names and self.dataset_dir is None:
             hint = nearest(self.dataset_name.lower(), names)
@@ -356,11 +354,9 @@ class ModelFlags:
         for name in ("model_dir", "ckpt_file_name"):
             expected = "--task_type=finetune beside it. Training would begin with initial values."
             check(self, name, self.task_type == "finetune" or not vars(self)[name], expected)
-        if self.task_type == "finetune" and not (self.model_dir or self.ckpt_file_name):
-            raise UsageError(
-                "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
-                "--ckpt_file_name=NAME for a file in it."
-            )
+        has_weights = self.task_type == "pretrain" or self.model_dir or self.ckpt_file_name
+        expected = "--model_dir=FOLDER beside it, and --ckpt_file_name=NAME for a file in it."
+        check(self, "task_type", bool(has_weights), expected)
 
 
 # For Adam and its variants where no flag says it: TensorFlow's epsilon, and the rate of Adam's
@@ -575,12 +571,12 @@ class TrainFlags:
         side, size = self.preprocessing.cache_image_size, self.preprocessing.train_image_size
         if side is None:
             return
-        if self.dataset.dataset_name != "image_folder":
-            raise UsageError(
-                f"--cache_image_size={side} got --dataset_name={self.dataset.dataset_name}, "
-                "expected image_folder: other data are small or packed already. "
-                "--datasets_use_caching keeps those in memory."
-            )
+        why = (
+            "Other data are small or packed already; --datasets_use_caching keeps those in memory."
+        )
+        expected = f"--dataset_name=image_folder beside it. {why}"
+        is_right = self.dataset.dataset_name == "image_folder"
+        check(self.preprocessing, "cache_image_size", is_right, expected)
         scaled = "the images would be scaled down and up again. Twice as many leave room for crops."
         expected = f"--train_image_size={size} or more: {scaled}"
         check(self.preprocessing, "cache_image_size", size is None or side >= size, expected)

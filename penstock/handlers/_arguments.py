@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +12,6 @@ import numpy as np
 
 from penstock._errors import check_type
 from penstock.events import Metrics, Training
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a real number; `True` is none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_file(owner: str, file: object) -> None:

@@ -256,9 +256,10 @@ def call_step(
     num_rows = ids.shape[0]
     why = "Each row has a number for each word. Let step reshape them."
     arguments.check_shape(f"layers.{layer} got logits", logits, why, [num_rows, "V"])
+    # -1 where no word ends a sentence.
     thing = f"layers.{layer} got logits of {logits.shape[1]} words and end_id="
     why = "No sentence would ever end. Give the id of the word that ends one."
-    check_number(thing, end_id, f"[0, {logits.shape[1]})", why, ProgramError)
+    check_number(thing, max(end_id, 0), f"[0, {logits.shape[1]})", why, ProgramError)
     return logits.astype(jnp.float32), _keep_dtypes(layer, state, after)
 
 

@@ -98,17 +98,21 @@ MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
         (
             "LearningRateFinder",
             {"low": 1.0, "high": 0.1},
-            "got low=1.0, high=0.1 and base_learning",
+            "got high=0.1, expected a finite number above 1",
         ),
         ("LearningRateFinder", {"low": 0.0}, "got low=0.0"),
-        ("LearningRateFinder", {"base_learning_rate": 0.0}, "base_learning_rate=0.0, expected 0 <"),
+        (
+            "LearningRateFinder",
+            {"base_learning_rate": 0.0},
+            "base_learning_rate=0.0, expected a fin",
+        ),
         ("LearningRateFinder", {"num_steps": 9}, "num_steps got 9, expected an integer of 10 or"),
         ("LearningRateFinder", {"path": "a.gif"}, "Finder got 'a.gif', expected a name that ends"),
         ("Profile", {"first_step": -1}, "first_step got -1, expected an integer of"),
         ("Profile", {"num_steps": 0}, "num_steps got 0, expected an integer of"),
         ("Gradients", {"every_steps": 0}, "every_steps got 0"),
         ("ReduceOnPlateau", {"factor": "a"}, "got factor='a', expected a number between 0 and 1"),
-        ("LearningRateFinder", {"low": "a"}, "got low='a', .*, expected 0 < low < high"),
+        ("LearningRateFinder", {"low": "a"}, "got low='a', expected a finite number above 0"),
         ("Progress", {"stop_at": "a"}, "stop_at got 'a', expected an integer of 0 or more"),
         ("Profile", {"top": True}, "top got True, expected an integer of 1 or more"),
         (
@@ -122,7 +126,7 @@ MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
         ("Evaluate", {"every_epochs": 0}, "every_epochs got 0, expected an integer of 1 or more"),
         ("Plot", {"path": "a.jpg"}, "Plot got 'a.jpg', expected .* in .png, .svg, .pdf. The suf"),
         ("Report", {"path": "a.pdf"}, "got 'a.pdf', expected a name that ends in .html"),
-        ("Report", {"path": "."}, "got the folder '.', expected the name of a file.* Pass 'report"),
+        ("Report", {"path": "."}, "got the folder '.', expected a file, e.g. 'name.html'"),
         ("Report", {"classes": ("a",)}, "Report got classes without a reader, expected both"),
         ("Report", {"infer": print}, "Report got infer without a reader, expected both"),
         ("Report", {"num_samples": -1}, "num_samples got -1, expected an integer of 0 or more"),
@@ -214,5 +218,5 @@ def test_curves_without_a_point_are_warned_of(tmp_path, caplog):
 
 
 def test_number_of_epochs_in_the_place_of_a_handler_is_named():
-    with pytest.raises(TypeError, match=r"event_handler got 5, .* num_epochs=5\."):
+    with pytest.raises(TypeError, match=r"event_handler got int, .* num_epochs=5\."):
         driven_trainer().train(linear_reader(), 5)

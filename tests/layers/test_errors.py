@@ -354,7 +354,7 @@ SEQUENCES = {
     "sequence_enumerate got win_size=0, expected an integer of 1 or more": (
         lambda: layers.sequence_enumerate(NUMBERS, 0)
     ),
-    "sequence_conv got filter_stride=2, expected one of 1": (
+    "sequence_conv got filter_stride=2, expected 1": (
         lambda: layers.sequence_conv(THREE, 2, 3, 2)
     ),
     r"sequence_conv got a Sequence of shape \(3, 4\), expected \[B, T, D\].*embedding": (
@@ -475,7 +475,7 @@ SEARCHES = {
     ),
     r"of shapes .*, expected \[B, J\] twice and \[B, J, C\]": beams([1, 3, 2]),
     "beam_size=5 and 2 beams of 2 candidates": beams([1, 2, 2], 5),
-    "level=1, expected one of 0": beams([1, 2, 2], level=1),
+    "level=1, expected 0": beams([1, 2, 2], level=1),
     "layers.beam_search got pre_ids of dtype float32": beams([1, 2, 2], ids=BEAMS * 1.0),
     r"beam_size=2, expected three of shape \[S, B, 2\]": lambda: layers.beam_search_decode(
         jnp.ones([3, 1, 2], int), jnp.ones([3, 1, 2]), jnp.ones([2, 1, 2], int), 2, 0

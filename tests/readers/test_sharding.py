@@ -50,9 +50,7 @@ def test_file_rule_with_fewer_files_than_processes_names_both_counts(rule):
 
 
 def test_file_rule_on_a_reader_without_files_is_refused():
-    with pytest.raises(
-        ValueError, match=r"a source without files got rule=.*, expected one of 'records'"
-    ):
+    with pytest.raises(ValueError, match=r"a source without files got rule=.*, expected 'records'"):
         readers.arrays({"x": np.arange(4)}, 2, shard=Shard(0, 2, rule="files_contiguous"))
 
 
