@@ -129,7 +129,7 @@ class RecordOrder:
         """Return what has to be the same for a position to be that of the same sample."""
         meaning: State = {
             "num_records": self.num_records,
-            "seed": self.seed,
+            "seed": int(self.seed),  # which JSON holds, and not numpy's
             "shuffle": self.shuffle,
             "rule": self.shard.rule,
         }

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock._errors import check_int, listed
+from penstock._json_values import encode_json
 from penstock.readers._contract import (
     Item,
     ReaderBase,
@@ -217,7 +218,7 @@ class LengthPlan:
         return batches if self.drop_last else batches + short
 
     def save(self) -> State:
-        return {**vars(self), "boundaries": list(self.boundaries)}
+        return encode_json(vars(self))
 
 
 def _too_long(length: int, number: int, longest: str, why: str, remedy: str) -> ValueError:
@@ -482,7 +483,7 @@ class _Plan:
     splits_long: bool
 
     def save(self) -> State:
-        return {**vars(self), "fields": list(self.fields), "lengths": list(self.lengths)}
+        return encode_json(vars(self))
 
 
 class _Row:
