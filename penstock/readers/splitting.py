@@ -97,7 +97,7 @@ def folds(
 
 
 def _deal(
-    reader: ArrayReader[Any] | RandomAccessReader[Any],
+    reader: ArrayReader[Any] | RandomAccessReader,
     ends: np.ndarray,
     seed: int,
     by: str | Sequence[object] | np.ndarray | None,
