@@ -88,11 +88,29 @@ def message(thing: str, got: object, expected: str, why: str, remedy: str) -> st
     return f"{thing} got {got}, expected {expected}. {why}. {remedy}.".replace("?.", "?")
 
 
-def check_count(argument: str, value: object, least: int) -> None:
-    """Raise unless `value` is an integer of at least `least`."""
+def _begin(thing: str, got: str) -> str:
+    """Return how an error begins: `k got 0` for `k`, `topk got k=0` for `topk got k=`."""
+    return f"{thing}{got}" if " got " in thing else f"{thing} got {got}"
+
+
+def check_int(
+    thing: str, value: Any, least: int, why: str = "", error: type[ValueError] = ValueError
+) -> int:
+    """Return `value` if it is an integer of at least `least`.
+
+    Arguments:
+      thing: what got it, such as `firstn(n)`, or `layers.topk got k=`.
+      why: a sentence about it, and perhaps what to do.
+      error: the class of the error that is raised otherwise.
+
+    >>> check_int("firstn(n)", 3, 0, "It counts samples.")
+    3
+    """
     # `True` is an `int` to Python, and no count.
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{argument} got {value!r}, expected an integer of {least} or more.")
+        expected = f"an integer of {least} or more. {why}".strip()
+        raise error(f"{_begin(thing, repr(value))}, expected {expected}")
+    return int(value)
 
 
 _INTERVALS = {
@@ -104,42 +122,69 @@ _INTERVALS = {
 
 
 def check_number(
-    begin: str, value: Any, interval: str, why: str, error: type[ValueError] = ValueError
+    thing: str, value: Any, interval: str, why: str, error: type[ValueError] = ValueError
 ) -> None:
     """Raise unless a number lies in an interval, without the ends that have a round bracket.
 
     >>> check_number("layers.dropout got dropout_prob=", 0.5, "[0, 1]", "It is a share.")
     """
     (low, high), ends = map(float, interval[1:-1].split(",")), interval[0] + interval[-1]
-    is_above = low < value if ends[0] == "(" else low <= value
-    if not is_above or not (value < high if ends[1] == ")" else value <= high):
+    try:
+        is_above = low < value if ends[0] == "(" else low <= value
+        is_inside = is_above and (value < high if ends[1] == ")" else value <= high)
+    except TypeError:  # such as text
+        is_inside = False
+    if not is_inside or isinstance(value, bool):
         expected = "number " + _INTERVALS[ends].format(f"{low:g}", f"{high:g}")
         if high == math.inf:
             kind = "number" if ends[1] == "]" else "finite number"
             expected = f"{kind} above {low:g}" if ends[0] == "(" else f"{kind} of {low:g} or more"
-        raise error(f"{begin}{value!r}, expected a {expected}. {why}")
-
-
-def check_choice(owner: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ProgramError(
-            f"{owner} got {argument}={value!r}, expected one of {listed(choices)}."
-            + nearest(str(value), choices)
-        )
+        raise error(f"{_begin(thing, repr(value))}, expected a {expected}. {why}")
 
 
 def check_known(
-    subject: str,
-    name: str | None,
-    names: Collection[str],
+    thing: str,
+    name: Any,
+    names: Collection[object],
     why: str = "",
     error: type[Exception] = UnknownNameError,
+    expected: str = "",
 ) -> None:
-    """Raise unless a name is among those that exist; `subject` is what got it."""
-    if name not in names:
-        hint = why + nearest(str(name), names)
-        raise error(f"{subject} got {name!r}, expected one of {listed(names)}.{hint}")
+    """Raise unless a name is among those that exist; `thing` is what got it.
+
+    `expected` is said instead of all the names where they are many.
+
+    >>> check_known("layers.pool2d got pool_type=", "max", ("max", "avg"))
+    """
+    if name not in list(names):
+        expected = expected or "one of " * (len(names) > 1) + listed(names)
+        sentences = f"{expected}. {why}".strip()
+        hint = nearest(name, map(str, names)) if isinstance(name, str) else ""
+        raise error(f"{_begin(thing, repr(name))}, expected {sentences}{hint}")
+
+
+def check_type(
+    thing: str,
+    value: object,
+    kind: Any,
+    expected: str,
+    error: type[Exception] = TypeError,
+) -> None:
+    """Raise unless a value is of a kind, as `isinstance` takes it; `expected` ends the error.
+
+    >>> check_type("fluid.layers.data got append_batch_size=", True, bool, "a bool.")
+    """
+    # `True` is an `int` to Python.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        # Of arrays and other objects it is the class that says what is wrong.
+        is_short = value is None or isinstance(value, bool | int | float | str)
+        got = repr(value) if is_short else type(value).__name__
+        raise error(f"{_begin(thing, got)}, expected {expected}")
+
+
+def check_choice(thing: str, value: Any, choices: Collection[object], why: str = "") -> None:
+    """Raise a `ProgramError` unless a value in a program is one of `choices`."""
+    check_known(thing, value, choices, why, ProgramError)
 
 
 def nearest(name: str, names: Iterable[str], question: str = "Did you mean") -> str:

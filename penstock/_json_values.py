@@ -10,7 +10,7 @@ from typing import Any
 _KEY = "__base64__"
 
 
-def encode_json(value: Any) -> object:
+def encode_json(value: Any) -> Any:
     """Return a value as JSON holds it: lists for arrays, strings for what is not finite.
 
     >>> import numpy as np

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import ModelFileError, ProgramError
+from penstock._errors import ModelFileError, ProgramError, check_known
 from penstock._files import expand_path, replacing
 
 MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
@@ -129,11 +129,7 @@ def write(
     from safetensors.numpy import save
 
     target = expand_path(path)
-    if target.is_dir():
-        raise IsADirectoryError(
-            f"the model file got {str(target)!r}, which is a folder, expected the name of a file. "
-            f"Name one inside it, such as {str(target / 'model.penstock')!r}."
-        )
+    _refuse_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"format": f"{FORMAT} {VERSION}"}
     plain = {name: np.asarray(value, order="C") for name, value in weights.items()}
@@ -183,13 +179,17 @@ def read(
     return manifest, weights, members
 
 
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"the model file got {str(path)!r}, which is a folder, expected a file. Of a run "
+            f"`penstock export` makes one. Name it, such as {str(path / 'model.penstock')!r}."
+        )
+
+
 def _read(path: str | os.PathLike[str], *, is_whole: bool) -> tuple[Manifest, dict[str, bytes]]:
     file = expand_path(path)
-    if file.is_dir():
-        raise IsADirectoryError(
-            f"the model file got {str(file)!r}, which is a folder, expected a file. "
-            "`penstock export` makes one of a run."
-        )
+    _refuse_folder(file)
     if not file.exists():
         raise FileNotFoundError(
             f"the model file got {str(file)!r}, expected a file as trainer.save_inference_model "
@@ -236,11 +236,9 @@ def _read_members(file: Path, *, is_whole: bool) -> tuple[Manifest, dict[str, by
 def _parse(file: Path, data: Any) -> tuple[Manifest, Mapping[str, str]]:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _damaged(file, f"a manifest that does not say {FORMAT!r}")
-    if data.get("version") != VERSION:
-        raise ModelFileError(
-            f"{str(file)!r} got version {data.get('version')!r}, expected {VERSION}. Another "
-            "penstock wrote it. Use that one, or export the run again with `penstock export`."
-        )
+    remedy = "Use the penstock that wrote it, or export the run again with `penstock export`."
+    thing = f"{str(file)!r} got version "
+    check_known(thing, data.get("version"), [VERSION], remedy, ModelFileError)
     names = [field.name for field in dataclasses.fields(Manifest)]
     values = {name: data[name] for name in names if name != "checksum"}
     for name, kind in (("inputs", Field), ("outputs", Field), ("programs", Program)):

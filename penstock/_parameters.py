@@ -385,11 +385,9 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[Key, np.ndarray]:
 
 def _read_model(file: Path) -> dict[Key, np.ndarray]:
     manifest, weights, _ = _model_file.read(file)
-    if manifest.weights != "float32":
-        raise ParameterError(
-            f"param_path got the model {str(file)!r} with weights of {manifest.weights}, expected "
-            "float32. They were rounded. Use the run that it was made of."
-        )
+    begin = f"param_path got the model {str(file)!r} with weights of "
+    why = "Others were rounded. Use the run that it was made of."
+    check_known(begin, manifest.weights, ["float32"], why, ParameterError)
     return _split_names(weights, file)
 
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from penstock import _compile_cache, _mesh, _model_file
-from penstock._errors import FeedError, FixedAttributes, ModelFileError, listed
+from penstock._errors import FeedError, FixedAttributes, ModelFileError, check_type, listed
 from penstock._files import expand_path
 from penstock._mesh import Place
 from penstock._model_file import Field, Manifest
@@ -103,12 +103,9 @@ class HostModel(FixedAttributes):
 
         return preprocessing.restore(self.manifest.host["image"]["preprocessing"])
 
-    def _prepare_text(self, example: object) -> np.ndarray:
-        if not isinstance(example, str):
-            raise FeedError(
-                f"{self.name} got {type(example).__name__}, expected a sentence as text. Its host "
-                "part makes ids of words."
-            )
+    def _prepare_text(self, example: Any) -> np.ndarray:
+        expected = "a sentence as text. Its host part makes ids of words."
+        check_type(self.name, example, str, expected, FeedError)
         facts = self.manifest.host["text"]
         words = re.findall(facts["pattern"], example.lower() if facts["lowercase"] else example)
         ids = [facts["vocabulary"].get(word, facts["unknown"]) for word in words]

@@ -3,6 +3,7 @@
 import copy
 import pathlib
 import pickle
+import re
 import weakref
 
 import jax
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 import penstock as ps
-from penstock import fluid
+from penstock import _errors, fluid
 from penstock._program.user_lines import is_user_file
 from tests.networks import linear_program, one_device
 from tests.trainer.poisoned import light_program
@@ -118,3 +119,24 @@ def test_trainers_subclass_of_a_user_has_attributes_of_its_own():
 def test_lines_of_a_package_are_the_users_though_its_name_begins_as_that_of_jax(folder, is_users):
     packages = pathlib.Path(jax.__file__).parents[1]
     assert is_user_file(str(packages / folder / "model.py")) == is_users
+
+
+@pytest.mark.parametrize("value", [True, "0.5", None, float("nan"), 1.5])
+def test_what_is_no_number_of_an_interval_is_refused(value):
+    text = rf"\Adropout got {re.escape(repr(value))}, expected a number from 0 to 1\. It is a share"
+    with pytest.raises(ValueError, match=text):
+        _errors.check_number("dropout", value, "[0, 1]", "It is a share.")
+
+
+def test_names_that_there_are_several_of_are_listed_with_the_nearest():
+    with pytest.raises(ValueError, match=r"f got k='cats', expected one of 'cat', 'dog'\. Did"):
+        _errors.check_known("f got k=", "cats", ("cat", "dog"), error=ValueError)
+    with pytest.raises(ps.ProgramError, match=r"\Ak got \[2\], expected 1\.\Z"):
+        _errors.check_choice("k", [2], (1,))
+
+
+def test_kind_is_refused_by_its_value_where_that_is_short():
+    for value, shown in ((True, "True"), ("3", "'3'"), (None, "None"), ([3] * 99, "list")):
+        with pytest.raises(TypeError, match=rf"\Ak got {shown}, expected an integer\."):
+            _errors.check_type("k", value, int, "an integer.")
+    _errors.check_type("k", None, int | None, "an integer.")

@@ -274,7 +274,7 @@ def test_the_weights_of_a_file_are_parameters(saved, tmp_path):
     feed = make_feed(2)
     assert_same_bits(inferencer.infer(feed), trainer.infer(feed))
     trainer.save_inference_model(tmp_path / "small", weights="int8")
-    with pytest.raises(ps.ParameterError, match="weights of int8, expected float32"):
+    with pytest.raises(ps.ParameterError, match="weights of 'int8', expected 'float32'"):
         ps.Inferencer(draw_images, tmp_path / "small")
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from penstock._errors import check_count, check_number
+from penstock._errors import check_int, check_known, check_number, check_type
 
 _DEFAULT_SECS = 300.0
 
@@ -58,13 +58,13 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         for name in ("save_interval_steps", "save_interval_epochs", "max_to_keep"):
             if (value := getattr(self, name)) is not None:
-                check_count(f"CheckpointConfig {name}", value, 1)
-        check_count("CheckpointConfig num_best", self.num_best, 0)
+                check_int(f"CheckpointConfig {name}", value, 1)
+        check_int("CheckpointConfig num_best", self.num_best, 0)
         if self.save_interval_secs is not None:
             begin = "CheckpointConfig got save_interval_secs="
             check_number(begin, self.save_interval_secs, "(0, inf]", "It is a time between saves.")
-        if self.mode not in ("min", "max"):
-            raise ValueError(f"CheckpointConfig got mode={self.mode!r}, expected 'min' or 'max'.")
+        modes = ("min", "max")
+        check_known("CheckpointConfig got mode=", self.mode, modes, error=ValueError)
         steps, secs = self.save_interval_steps, self.save_interval_secs
         if self.save_interval_epochs is None and steps is None and secs is None:
             object.__setattr__(self, "save_interval_epochs", 1)
@@ -83,10 +83,8 @@ def as_config(
     checkpoint: CheckpointConfig | str | os.PathLike[str] | None,
 ) -> CheckpointConfig | None:
     """Return the configuration of a `Trainer`'s checkpoints; a folder stands for the defaults."""
-    if checkpoint is None or isinstance(checkpoint, CheckpointConfig):
-        return checkpoint
     if isinstance(checkpoint, (str, os.PathLike)):
         return CheckpointConfig(directory=checkpoint)
-    raise TypeError(
-        f"checkpoint got {type(checkpoint).__name__}, expected a ps.CheckpointConfig or a folder."
-    )
+    expected = "a ps.CheckpointConfig or a folder."
+    check_type("checkpoint", checkpoint, CheckpointConfig | None, expected)
+    return checkpoint

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from penstock._errors import CheckpointError
+from penstock._errors import CheckpointError, check_number
 
 FORMAT = 2
 """From 2 on arrays may be in pieces, which several processes have written."""
@@ -148,11 +148,9 @@ def read(description: JSONObject, leaves: Mapping[str, np.ndarray], where: str) 
     try:
         fields = parse(description, where)
         # Older ones can be read: fields that came later have defaults.
-        if fields["format"] > FORMAT:
-            raise CheckpointError(
-                f"{where}: got format {fields['format']}, expected {FORMAT} or less. A newer "
-                "penstock wrote it"
-            )
+        why = "A newer penstock wrote it."
+        begin = f"{where}: got format "
+        check_number(begin, fields["format"], f"[0, {FORMAT}]", why, CheckpointError)
         # A field of another version raises TypeError, which is caught below.
         # Until 0.1 there were sizes that batches were padded to.
         position = Position(**{k: v for k, v in fields["position"].items() if k != "batch_sizes"})

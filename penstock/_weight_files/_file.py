@@ -92,10 +92,8 @@ class Archive(zipfile.ZipFile):
             )
         self._left -= entry.file_size
         if self._left < 0:
-            raise WeightFileError(
-                f"got entries larger than the archive of {self._size} bytes, expected them to fit. "
-                "Entries overlap or are damaged: download it again."
-            )
+            got = f"entries larger than the archive of {self._size} bytes"
+            raise damaged(got, "them to fit")
         try:
             return self.read(name)
         except _ZIP_ERRORS as error:

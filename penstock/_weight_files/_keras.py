@@ -334,18 +334,12 @@ class Tree:
         # A data set may be declared of any size and hold nothing, or be compressed a thousandfold.
         self.num_read += 0 if dataset.size is None else dataset.nbytes
         if dataset.size is None or self.num_read > self.num_bytes:
-            raise WeightFileError(
-                f"got a data set {name!r} of shape {dataset.shape}, expected one no larger than "
-                f"the file of {self.num_bytes} bytes, with those before it. It is damaged or "
-                "compressed: save the weights again with Keras."
-            )
+            expected = f"at most the {self.num_bytes} bytes of the file, with those before it"
+            raise damaged(f"a data set {name!r} of shape {dataset.shape}", expected)
         # HDF5 has no bfloat16: Keras 3 writes it as opaque values of two bytes.
         is_bfloat16 = dataset.dtype == np.dtype("V2")
         if not is_bfloat16 and dataset.dtype.kind not in "fiub":
-            raise WeightFileError(
-                f"got a data set {name!r} of type {dataset.dtype}, expected numbers. Keras saves "
-                "nothing else as weights. Save them again with Keras."
-            )
+            raise damaged(f"a data set {name!r} of type {dataset.dtype}", "numbers")
         values = np.asarray(dataset[()])
         if is_bfloat16:
             return values.view(jnp.bfloat16)

@@ -78,10 +78,8 @@ def read_pickles(path: Path, moving_averages: bool) -> Content:
     file = io.BytesIO(content)
     magic, protocol = _pickle.load(file, {}), _pickle.load(file, {})
     if (magic, protocol) != (MAGIC, PROTOCOL):
-        raise WeightFileError(
-            f"got another header than torch's, expected its magic number and protocol {PROTOCOL}. "
-            "It is damaged, or of a torch that is not known: save it as safetensors."
-        )
+        expected = f"its magic number and protocol {PROTOCOL}, or a file of safetensors"
+        raise damaged("another header than torch's", expected)
     # The writer's byte order and sizes. Storages are little-endian whatever it says.
     _pickle.load(file, {})
     storages: dict[str, Storage] = {}

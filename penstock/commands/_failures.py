@@ -39,7 +39,7 @@ def check_numbers(flags: object, bounds: str) -> None:
             # Of integers none is infinite.
             brackets = "(["[sign == ">="], ")]"[end == "<=" or isinstance(value, int)]
             interval = f"{low},{high or math.inf}".join(brackets)
-            check_number(f"--{name} got ", value, interval, "", UsageError)
+            check_number(f"--{name}", value, interval, "", UsageError)
 
 
 def split_words(text: str | None) -> tuple[str, ...]:
@@ -75,7 +75,6 @@ _COMMON = (
         r"; the trainer has the state, which trainer\.save_checkpoint\(\) writes\.",
         "; the same command goes on from there.",
     ),
-    (r"Pass num_validation 0 to", "Pass a --num_validation of 0 to"),
     (
         r"Pass data_part_num, part_name_prefix and part_name_suffix_length as the names are",
         "--source is the folder of parts, --part_name_suffix_length how many digits they have",

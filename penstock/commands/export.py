@@ -70,17 +70,15 @@ class ExportFlags:
 
     def __post_init__(self) -> None:
         changed = {name for name, value in vars(self).items() if value != vars(type(self))[name]}
-        if self.format != "penstock" and changed & {*_KEPT, "renew", "json"}:
-            raise UsageError(
-                f"--format got {self.format!r} with --weights, --platforms, --warm, --renew or "
-                "--json, expected none of them. They are of penstock's own files."
-            )
-        if self.renew is not None and changed & {*_KEPT}:
-            names = ", ".join(f"--{name}" for name in _KEPT)
-            raise UsageError(
-                f"--renew got {self.renew!r} with some of {names}, expected none of them. The file "
-                "says what they were. To change them, export the run again."
-            )
+        names = ", ".join(f"--{name}" for name in _KEPT)
+        is_right = self.format == "penstock" or not changed & {*_KEPT, "renew", "json"}
+        expected = (
+            f"none of {names}, --renew and --json beside it: they are of penstock's own files."
+        )
+        check(self, "format", is_right, expected)
+        remedy = "The file says what they were. To change them, export the run again."
+        is_right = self.renew is None or not changed & {*_KEPT}
+        check(self, "renew", is_right, f"none of {names} beside it. {remedy}")
         for name in split_words(self.platforms):
             check_known("--platforms", name, PLATFORMS)
         is_right = all(word.isdigit() and int(word) for word in split_words(self.warm))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from penstock._errors import nearest
 from penstock.commands import _COMMANDS
 from penstock.commands._argument_parser import option, parse
-from penstock.commands._failures import UsageError, check_numbers, command
+from penstock.commands._failures import UsageError, check, check_numbers, command
 
 _EPILOG = """After -- comes a command of penstock, a Python file, -m MODULE or any other
 program. Each process has one device, a GPU or the CPU. The processes find each
@@ -73,25 +73,17 @@ class LaunchFlags:
 
     def __post_init__(self) -> None:
         least, most = self.size
-        if not 1 <= least <= most:
+        if not 1 <= least <= most or (self.on is None and ":" in self.num_processes):
             expected = "a number of 1 or more, or with --on=ray MIN:MAX, such as 2:4"
             raise UsageError(f"-n got {self.num_processes!r}, expected {expected}.")
         check_numbers(self, "max_restarts>=0 grace>=0 linger>=0 hang>0 heartbeat>0")
-        if self.on is None and ":" in self.num_processes:
-            raise UsageError(
-                f"-n got {self.num_processes!r}, expected one number. Only the size of a group "
-                f"on Ray may change: --on=ray."
-            )
         # What would be left aside in silence.
         unused = ("address",) if self.on is None else ("heartbeat", "grace", "linger", "place")
         where = "without --on=ray" if self.on is None else "with --on=ray"
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in unused:
-            if getattr(self, name) != defaults[name]:
-                raise UsageError(
-                    f"--{name} got {getattr(self, name)!r}, expected none {where}. It has no "
-                    f"meaning there. Leave it out."
-                )
+            expected = f"none {where}. It has no meaning there. Leave it out."
+            check(self, name, getattr(self, name) == defaults[name], expected)
 
     @property
     def size(self) -> tuple[int, int]:

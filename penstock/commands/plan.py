@@ -15,7 +15,7 @@ from penstock import Plan, models, plan
 from penstock._errors import check_installed
 from penstock._text_tables import find_columns, print_table, wrap_words
 from penstock.commands._argument_parser import option, parse
-from penstock.commands._failures import UsageError, command, split_words
+from penstock.commands._failures import check, command, split_words
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
 from penstock.commands._run.data import Shape
 from penstock.commands._run.plan import make_builder
@@ -64,11 +64,10 @@ class PlanFlags:
             return
         check_installed("matplotlib", "plot", "--plot")
         check_path("--plot", self.plot)
-        if len({*split_words(self.topology)}) < 2:
-            raise UsageError(
-                f"--plot got --topology={self.topology}, expected several topologies to draw a "
-                "curve through. Each is compiled for, such as --topology=v5e:2x2,v5e:4x4,v5e:16x16."
-            )
+        expected = (
+            "several with --plot, to draw a curve through, such as v5e:2x2,v5e:4x4,v5e:16x16."
+        )
+        check(self, "topology", len({*split_words(self.topology)}) > 1, expected)
 
 
 # Nothing but arguments can be wrong: no file is read.

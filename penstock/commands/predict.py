@@ -22,7 +22,7 @@ from penstock._json_values import encode_json
 from penstock._model_file import is_model_file
 from penstock._text_tables import escape, find_columns, wrap_parts
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
-from penstock.commands._failures import UsageError, check_numbers, command, nearest_path
+from penstock.commands._failures import UsageError, check, check_numbers, command, nearest_path
 from penstock.commands._flags import choose_flags, import_plugins
 from penstock.commands._run.announce import format_count
 from penstock.commands._run.network import SavedNetwork, find_network, open_network
@@ -140,9 +140,9 @@ class PredictFlags:
     def __post_init__(self) -> None:
         check_numbers(self, "top_k>=1")
         if self.output is not None and not self.explain:
-            _check_table(self.output)
-        elif self.output is not None and Path(self.output).is_file():
-            raise UsageError(f"--output got the file {self.output!r}, expected a folder.")
+            _check_table(self, Path(self.output))
+        elif self.output is not None:
+            check(self, "output", not Path(self.output).is_file(), "a folder; there is a file.")
 
 
 @command()
@@ -153,10 +153,8 @@ def run(argv: list[str]) -> None:
     files, missing, unread = _find_files(flags.images)
     join_processes()
     table = None if flags.explain or flags.output is None else Path(flags.output)
-    if table is not None and is_writing_process() and not can_write(table):
-        raise UsageError(
-            f"--output got {flags.output!r}, expected a file in a writable folder. Name another."
-        )
+    if table is not None and is_writing_process():
+        check(flags, "output", can_write(table), "a file in a writable folder. Name another.")
     network = _open_file(flags, overrides) if saved is None else _open_run(saved, flags)
     pictures = _choose_pictures(files, flags, network.explanations)
     for name, what in missing.items():
@@ -212,22 +210,17 @@ _PROGRESS_SECS = 5.0
 _ENDINGS = (".csv", ".jsonl", ".npz", ".parquet")
 
 
-def _check_table(name: str) -> None:
+def _check_table(flags: PredictFlags, path: Path) -> None:
     """Raise unless answers can be written to a file of this name."""
     # Now, and not when all images are answered.
-    if Path(name).is_dir() or Path(name).parent.is_file():
-        raise UsageError(f"--output got {name!r}, expected a file in a folder. Name another.")
-    if Path(name).suffix not in _ENDINGS:
-        raise UsageError(
-            f"--output got {name!r} without --explain, expected a file that ends in "
-            f"{', '.join(_ENDINGS)}. Its ending says how the answers are written. With --explain "
-            "it is the folder of the pictures."
-        )
-    if Path(name).suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UsageError(
-            f"--output got {name!r} without pyarrow, expected the package to be installed. It "
-            "writes Parquet. Run `pip install pyarrow`, or name a .csv, .jsonl or .npz file."
-        )
+    is_file = not path.is_dir() and not path.parent.is_file()
+    check(flags, "output", is_file, "a file in a folder. Name another.")
+    endings = f"a file that ends in {', '.join(_ENDINGS)}, which says how it is written"
+    expected = f"{endings}. With --explain it is the folder of the pictures."
+    check(flags, "output", path.suffix in _ENDINGS, expected)
+    is_there = path.suffix != ".parquet" or importlib.util.find_spec("pyarrow") is not None
+    remedy = "Run `pip install pyarrow`, or name a .csv, .jsonl or .npz file."
+    check(flags, "output", is_there, f"pyarrow to be installed, which writes Parquet. {remedy}")
 
 
 def write_table(

@@ -16,10 +16,10 @@ from penstock import readers
 from penstock._errors import check_installed
 from penstock._text_tables import escape
 from penstock.commands._argument_parser import FlagValue, option, parse, positional
-from penstock.commands._failures import UsageError, check_numbers, command
+from penstock.commands._failures import check_numbers, command
 from penstock.commands._flags import TrainFlags, choose_flags, make_train_flags
 from penstock.commands._image_folders import describe_folder
-from penstock.commands._run.data import open_data
+from penstock.commands._run.data import check_has_pictures, open_data
 from penstock.commands._run.splits import get_image_and_label, open_split, to_bytes
 from penstock.commands._run.suited import suit
 from penstock.handlers.figures import check_path, save
@@ -89,11 +89,7 @@ def _make_flags(folder: str | None, overrides: Mapping[str, FlagValue]) -> Train
     if folder is not None:
         return suit(describe_folder(folder, overrides), overrides).flags
     flags = make_train_flags(overrides)
-    if flags.dataset.dataset_name == "mock":
-        raise UsageError(
-            "--dataset_name got 'mock', expected data with pictures: it is arrays of ones, to "
-            "measure speed."
-        )
+    check_has_pictures(flags.dataset)
     return flags
 
 

@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock._errors import check_int, check_number
+
 Environ = Mapping[str, str]
 
 # Above the ports that Linux gives to outgoing connections, which end at 60999.
@@ -276,15 +278,9 @@ def read_number(environ: Environ, name: str) -> int | None:
 
 def check_place(rank_name: str, rank: int, size_name: str, size: int) -> None:
     """Raise ValueError unless a number counts one of so many processes."""
-    if size < 1:
-        raise ValueError(
-            f"{size_name} got {size}, expected 1 or more. It counts a run's processes. Correct it."
-        )
-    if not 0 <= rank < size:
-        raise ValueError(
-            f"{rank_name} got {rank}, expected a number from 0 to {size - 1}. It counts processes "
-            f"from 0, and {size_name} is {size}. Correct one of the two."
-        )
+    check_int(size_name, size, 1, "It counts a run's processes. Correct it.")
+    why = f"It counts processes from 0, and {size_name} is {size}. Correct one of the two."
+    check_number(rank_name, rank, f"[0, {size - 1}]", why)
 
 
 def _find_place(

@@ -18,7 +18,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from penstock._errors import check_count
+from penstock._errors import check_int
 from penstock._interrupts import SAME_SIGNAL_SECS
 from penstock.distributed import exits, ray_worker
 from penstock.distributed.exit_codes import AGAIN
@@ -102,7 +102,7 @@ def run_on_ray(
       ModuleNotFoundError: Ray is not installed.
     """
     counts = _read_counts(num_processes)
-    check_count("max_restarts", max_restarts, 0)
+    check_int("max_restarts", max_restarts, 0)
     if use_gpu and use_tpu:
         raise ValueError("use_gpu and use_tpu got True, expected one of them. Leave one out.")
     check_secs("hang_secs", hang_secs)
@@ -182,7 +182,7 @@ def launch_on_ray(
 def _read_counts(num_processes: int | tuple[int, int]) -> tuple[int, int]:
     counts = num_processes if isinstance(num_processes, tuple) else (num_processes,) * 2
     for count in counts:
-        check_count("num_processes", count, 1)
+        check_int("num_processes", count, 1)
     if len(counts) != 2 or counts[0] > counts[1]:
         raise ValueError(
             f"num_processes got {num_processes!r}, expected a number, or two with the least before "

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock._errors import check_count
+from penstock._errors import check_int
 from penstock.distributed import exits, rendezvous, secret
 from penstock.distributed.environments import (
     Membership,
@@ -122,9 +122,9 @@ def _check_arguments(
     hosts: Sequence[str] | None,
 ) -> Settings:
     if num_processes is not None:
-        check_count("num_processes", num_processes, 1)
+        check_int("num_processes", num_processes, 1)
     if process_id is not None:
-        check_count("process_id", process_id, 0)
+        check_int("process_id", process_id, 0)
     if hosts is not None:
         if isinstance(hosts, str) or not hosts or coordinator_address or num_processes:
             raise ValueError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
-from numbers import Real
+
+from penstock._errors import check_number
 
 CONNECT_SECS = 60.0
 """How long a process that was met a moment ago may take to connect."""
@@ -37,12 +37,9 @@ def choose_waiting_times(
 
 def check_secs(name: str, secs: object) -> None:
     """Raise ValueError unless these are seconds above 0; None is no limit."""
-    value = float(secs) if isinstance(secs, Real) else math.nan
-    if secs is not None and not 0 < value < math.inf:
-        raise ValueError(
-            f"{name} got {secs!r}, expected a number of seconds above 0. It is how long is waited. "
-            "Leave it out for the default."
-        )
+    if secs is not None:
+        why = "So many seconds are waited. Leave it out for the default."
+        check_number(name, secs, "(0, inf)", why)
 
 
 def _choose(name: str, value: float | None) -> float | None:

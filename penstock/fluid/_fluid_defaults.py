@@ -24,7 +24,7 @@ from jax.dtypes import canonicalize_dtype
 from jax.typing import DTypeLike
 
 from penstock import layers
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_choice, check_type
 from penstock._program import sequences
 from penstock._program.frame import V, over_words, spread
 from penstock.fluid import sequence_moves
@@ -104,11 +104,9 @@ def data(
     >>> builder.infer(builder.init(), {"words": words}).tolist()
     [[5], [6]]
     """
-    if not isinstance(append_batch_size, bool):
-        raise TypeError(
-            f"fluid.layers.data {name!r} got append_batch_size={append_batch_size!r}, expected a "
-            "bool. Fluid's order is name, shape, append_batch_size, dtype. Pass dtype by name."
-        )
+    order = "Fluid's order is name, shape, append_batch_size, dtype. Pass dtype by name."
+    thing = f"fluid.layers.data {name!r} got append_batch_size="
+    check_type(thing, append_batch_size, bool, f"True or False. {order}")
     if isinstance(shape, list | tuple) and shape and shape[0] in (-1, None):
         shape = shape[1:]
     elif not append_batch_size:
@@ -393,18 +391,11 @@ def embedding(
     >>> ps.ProgramBuilder(infer_func=program).init().variables["params"]["shared_w"].shape
     (100, 16)
     """
-    if not isinstance(is_distributed, bool):
-        raise TypeError(
-            f"fluid.layers.embedding got is_distributed={is_distributed!r}, expected True or "
-            "False. Fluid's order is input, size, is_sparse, is_distributed, padding_idx. Pass "
-            "padding_idx by its name."
-        )
-    if np.dtype(dtype) != np.float32:
-        raise ProgramError(
-            f"fluid.layers.embedding got dtype={dtype!r}, expected float32. Parameters are float32 "
-            'whatever the products are computed in. Use Trainer(..., precision="bfloat16") for '
-            "those."
-        )
+    order = "Fluid's order is input, size, is_sparse, is_distributed, padding_idx."
+    expected = f"True or False. {order} Pass padding_idx by its name."
+    check_type("fluid.layers.embedding got is_distributed=", is_distributed, bool, expected)
+    why = 'Parameters are. Use Trainer(..., precision="bfloat16") for products in another.'
+    check_choice("fluid.layers.embedding got dtype=", np.dtype(dtype).name, ["float32"], why)
     return layers.embedding(input, size, padding_idx, param_attr, name)
 
 

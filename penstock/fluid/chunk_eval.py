@@ -51,7 +51,7 @@ def chunk_eval(
     >>> [float(each) for each in chunk_eval(tags, right, "IOB", num_chunk_types=2)]
     [0.5, 0.5, 0.5, 2.0, 2.0, 1.0]
     """
-    check_choice("layers.chunk_eval", "chunk_scheme", chunk_scheme, tuple(_LETTERS))
+    check_choice("layers.chunk_eval got chunk_scheme=", chunk_scheme, tuple(_LETTERS))
     excluded = _check_types(num_chunk_types, excluded_chunk_types or ())
     predicted, true = cut_alike(
         check_ids("chunk_eval", "an input", input), check_ids("chunk_eval", "labels", label)

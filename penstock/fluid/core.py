@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from penstock._errors import check_number, check_type
 from penstock._mesh import Place
 
 __all__ = ["CPUPlace", "CUDAPlace", "get_cuda_device_count", "is_compiled_with_cuda"]
@@ -33,11 +34,8 @@ def CUDAPlace(device_id: int) -> jax.Device:  # pyright: ignore[reportInvalidTyp
             f"fluid.CUDAPlace got {device_id}, expected a GPU that JAX can use; it sees none. "
             f"Install the extra penstock[cuda], or use fluid.CPUPlace(). JAX says: {error}"
         ) from error
-    if not 0 <= device_id < len(devices):
-        raise ValueError(
-            f"fluid.CUDAPlace got {device_id}, expected 0 to {len(devices) - 1}. This process has "
-            f"{len(devices)} GPU."
-        )
+    why = f"This process has {len(devices)} GPU."
+    check_number("fluid.CUDAPlace", device_id, f"[0, {len(devices) - 1}]", why)
     return devices[device_id]
 
 
@@ -65,11 +63,8 @@ def is_compiled_with_cuda() -> bool:
 
 def choose_devices(owner: str, place: Place, parallel: bool) -> Place:
     """Return where Fluid runs: on one device, with `parallel` or several processes on all."""
-    if not isinstance(parallel, bool):
-        raise TypeError(
-            f"{owner} got parallel={parallel!r}, expected True or False. It says whether every "
-            "device of the place's kind is used."
-        )
+    expected = "True or False. It says whether every device of the place's kind is used."
+    check_type(f"{owner} got parallel=", parallel, bool, expected)
     # Each process names a place of its own, and they train together.
     parallel = parallel or jax.process_count() > 1
     # penstock's default is every device, Fluid's is one.

@@ -23,6 +23,7 @@ from jax.typing import ArrayLike, DTypeLike
 from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, find_frame, remember_logits, widen
+from penstock.layers.arguments import check_shape
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, parameter
 from penstock.layers.recurrent import Gate, Hold, find_gate, multiply, scan_words, update_gru
@@ -124,11 +125,8 @@ def _fill(values: jax.Array, lengths: jax.Array) -> jax.Array:
 
 def _check_rows(what: str, value: ArrayLike, batch: int) -> jax.Array:
     array = jnp.asarray(value)
-    if not array.ndim or array.shape[0] != batch:
-        raise ProgramError(
-            f"layers.dynamic_rnn got {what} of shape {array.shape}, expected [B, ...] with B = "
-            f"{batch}. Each example has its own. Make it of as many rows as the input has examples."
-        )
+    why = "Each example has its own. Make it of as many rows as the input has examples."
+    check_shape(f"layers.dynamic_rnn got {what}", array, why, [batch, ...])
     return array
 
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_choice, check_int
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, spread
 from penstock.layers import arguments
 from penstock.layers.activations import Activation, activate
-from penstock.layers.arguments import DataFormat, Padding
+from penstock.layers.arguments import DataFormat, Padding, check_shape
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, parameter
 from penstock.layers.sequence_layers import sequence_unpad
@@ -56,23 +56,16 @@ def sequence_expand(
     [[1.0, 1.0, 0.0], [4.0, 0.0, 0.0]]
     """
     like = check_sequence("sequence_expand", y, "y")
-    if ref_level not in (-1, 0):
-        raise ProgramError(
-            f"layers.sequence_expand got ref_level={ref_level}, expected 0 or -1. Sequences have "
-            "one level, their words. Leave ref_level out."
-        )
+    why = "Sequences have one level, their words. Leave it out."
+    check_choice("layers.sequence_expand got ref_level=", ref_level, (0, -1), why)
     lengths = like.lengths
     if isinstance(x, sequences.Sequence):
         values = spoil(x.values[:, 0], x.lengths <= 1)
         lengths = jnp.where(x.lengths == 0, 0, lengths)
     else:
         values = jnp.asarray(x)
-    if not values.ndim or values.shape[0] != like.values.shape[0]:
-        raise ProgramError(
-            f"layers.sequence_expand got x of shape {values.shape} for {like.values.shape[0]} "
-            "examples of y, expected as many. Each example of x is spread over the words of the "
-            "same example of y. Keep the batch axis in front."
-        )
+    why = "Each example of x is spread over the words of the same of y. Keep the batch in front."
+    check_shape("layers.sequence_expand got x", values, why, [like.values.shape[0], ...])
     shape = (values.shape[0], like.max_length, *values.shape[1:])
     words = spread(values[:, None], jax.ShapeDtypeStruct(shape, values.dtype))
     repeated = sequences.Sequence(jnp.broadcast_to(words, shape), lengths)
@@ -131,11 +124,8 @@ def sequence_reshape(input: sequences.Sequence, new_dim: int) -> sequences.Seque
     """
     words = check_sequence("sequence_reshape", input)
     features = check_features("sequence_reshape", words)
-    if new_dim < 1:
-        raise ProgramError(
-            f"layers.sequence_reshape got new_dim={new_dim}, expected 1 or more. It is the width "
-            "of a word. Use a divisor or a multiple of the width there is."
-        )
+    why = "It is the width of a word. Use a divisor or a multiple of the width there is."
+    check_int("layers.sequence_reshape got new_dim=", new_dim, 1, why, ProgramError)
     batch, length = words.values.shape[:2]
     new_length = -(-length * features // new_dim)
     flat = match_length(words.masked().reshape(batch, length * features), new_length * new_dim)
@@ -197,12 +187,10 @@ def sequence_enumerate(
     """
     words = check_sequence("sequence_enumerate", input)
     shape = words.values.shape
-    if win_size < 1 or (len(shape) != 2 and shape[2:] != (1,)):
-        raise ProgramError(
-            f"layers.sequence_enumerate got win_size={win_size} and a Sequence of values {shape}, "
-            "expected 1 or more and [B, T, 1] or [B, T]. A window holds one id for each word. "
-            "Give the ids before they are embedded."
-        )
+    check_int("layers.sequence_enumerate got win_size=", win_size, 1, error=ProgramError)
+    why = "A window holds one id for each word. Give the ids before they are embedded."
+    thing = "layers.sequence_enumerate got a Sequence"
+    check_shape(thing, words.values, why, ["B", "T", 1], ["B", "T"])
     ids = words.masked(pad_value).reshape(shape[:2])
     window = shift_words(ids, range(win_size), pad_value)
     return words.with_values(jnp.stack(window, axis=2))

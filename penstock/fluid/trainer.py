@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
 from penstock import program_builder, trainer
 from penstock._checkpoint import CheckpointConfig as Config
-from penstock._errors import check_count
+from penstock._errors import check_int, check_type
 from penstock._mesh import Place, StateSharding
 from penstock._program.inputs import Feed
 from penstock._reader_items import FeedOrder
@@ -68,7 +68,7 @@ step_interval=10)
 
     def __post_init__(self) -> None:
         for name in ("max_num_checkpoints", "epoch_interval", "step_interval"):
-            check_count(f"fluid.CheckpointConfig {name}", getattr(self, name), 1)
+            check_int(f"fluid.CheckpointConfig {name}", getattr(self, name), 1)
 
     def as_config(self) -> Config:
         """Return the equivalent `penstock.CheckpointConfig`."""
@@ -200,19 +200,11 @@ class Trainer(trainer.Trainer):
         Raises:
           TypeError: an argument is missing or in the wrong position.
         """
-        if isinstance(num_epochs, bool) or not isinstance(num_epochs, int | np.integer):
-            raise TypeError(
-                f"fluid.Trainer.train got {type(num_epochs).__name__} as num_epochs, expected an "
-                "integer. Its order is train(num_epochs, event_handler, reader, feed_order), not "
-                "that of penstock.Trainer. Name the arguments to be safe."
-            )
-        # None only because the arguments before it, in Fluid's order, have defaults.
-        if reader is None:
-            raise TypeError(
-                "fluid.Trainer.train got no reader, expected one that yields batches. "
-                "Pass reader=penstock.readers.batch(samples, batch_size=64), for one."
-            )
-        super().train(reader, event_handler, num_epochs, feed_order)
+        order = "Its order is train(num_epochs, event_handler, reader, feed_order)"
+        expected = f"an integer. {order}, not that of penstock.Trainer. Name the arguments."
+        check_type("fluid.Trainer.train got num_epochs=", num_epochs, int | np.integer, expected)
+        # None only because the arguments before it, in Fluid's order, have defaults. It is refused.
+        super().train(cast("ReaderLike", reader), event_handler, num_epochs, feed_order)
 
     def test(
         self,
@@ -285,15 +277,9 @@ def _pick(name: str, value: T | None, other_name: str, other: U | None) -> T | U
 
 
 def _check_kinds(param_path: object, checkpoint_config: object) -> None:
-    if param_path is not None and not isinstance(param_path, str | os.PathLike):
-        raise TypeError(
-            f"fluid.Trainer got {type(param_path).__name__} as param_path, expected a folder. The "
-            "order is Trainer(train_func, optimizer_func, param_path, place, parallel, "
-            "checkpoint_config). Name the arguments to be safe."
-        )
-    if checkpoint_config is not None and not isinstance(checkpoint_config, CheckpointConfig):
-        raise TypeError(
-            f"fluid.Trainer got {type(checkpoint_config).__name__} as checkpoint_config, expected "
-            "a fluid.CheckpointConfig. It is the argument of Fluid's release. Pass a folder or a "
-            "penstock.CheckpointConfig as checkpoint=."
-        )
+    order = "train_func, optimizer_func, param_path, place, parallel, checkpoint_config"
+    expected = f"a folder. The order is Trainer({order}). Name the arguments to be safe."
+    check_type("fluid.Trainer got param_path=", param_path, str | os.PathLike | None, expected)
+    expected = "a fluid.CheckpointConfig. Pass a folder or penstock's as checkpoint=."
+    thing = "fluid.Trainer got checkpoint_config="
+    check_type(thing, checkpoint_config, CheckpointConfig | None, expected)

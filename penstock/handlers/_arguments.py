@@ -5,24 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from penstock._errors import check_type
 from penstock.events import Metrics, Training
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a real number; `True` is none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def check_not_negative(owner: str, argument: str, value: float, why: str) -> None:
-    """Raise unless `value` is a number of 0 or more; `why` ends the error."""
-    if not (is_number(value) and value >= 0):
-        raise ValueError(f"{owner} got {argument}={value!r}, expected 0 or more. {why}")
 
 
 def check_file(owner: str, file: object) -> None:
@@ -69,11 +58,9 @@ def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         return (names,)
     sequence = tuple(names) if isinstance(names, Iterable) else (names,)
-    if not all(isinstance(name, str) for name in sequence):
-        raise TypeError(
-            f"names got {names!r}, expected a list of strings. They name the values of a program "
-            "function that returns a tuple or a list. Pass names=['loss', 'accuracy']."
-        )
+    why = "They name what a program function returns. Pass names=['loss', 'accuracy']."
+    for name in sequence:
+        check_type("names", name, str, f"a list of strings. {why}")
     if len(set(sequence)) < len(sequence):
         raise ValueError(
             f"names got {names!r}, expected each name once. Of two values with one name only the "
@@ -132,11 +119,8 @@ def check_hyperparameters(owner: str, values: Mapping[str, Any] | None) -> Hyper
     >>> check_hyperparameters("WandB", {"rate": 0.1, "sizes": [1, 2], "net": {"depth": 3}})
     {'rate': 0.1, 'sizes': '[1, 2]', 'net/depth': 3}
     """
-    if values is not None and not isinstance(values, Mapping):
-        raise TypeError(
-            f"{owner} got hyperparameters={values!r}, expected a dict of values by name. They are "
-            "shown beside the run. Pass vars(arguments) of what argparse returned."
-        )
+    expected = "a dict of values by name. Pass vars(arguments) of what argparse returned."
+    check_type(f"{owner} got hyperparameters=", values, Mapping | None, expected)
     return dict(_flatten(values or {}, ""))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from penstock._errors import UnknownNameError, listed, nearest
+from penstock._errors import UnknownNameError, check_known, check_number, listed, nearest
 from penstock.events import BeginTraining, Metrics, Training
-from penstock.handlers._arguments import as_names, check_not_negative, name_scalars, name_values
+from penstock.handlers._arguments import as_names, name_scalars, name_values
 
 Mode = Literal["min", "max"]
 """Whether a smaller or a larger value is better."""
@@ -22,13 +22,10 @@ class Monitor:
     def __init__(
         self, owner: str, name: str, mode: Mode, min_delta: float, names: Sequence[str]
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(
-                f"{owner} got mode={mode!r}, expected 'min' or 'max'. It says whether a smaller or "
-                f"a larger {name!r} is better."
-            )
+        why = f"It says whether a smaller or a larger {name!r} is better."
+        check_known(f"{owner} got mode=", mode, get_args(Mode), why, ValueError)
         why = "It is by how much a value must be better to count."
-        check_not_negative(owner, "min_delta", min_delta, why)
+        check_number(f"{owner} got min_delta=", min_delta, "[0, inf]", why)
         self.name, self._owner, self._names = name, owner, as_names(names)
         self._sign = 1.0 if mode == "min" else -1.0
         self._min_delta = min_delta

@@ -12,7 +12,7 @@ from typing import TextIO
 import jax
 
 from penstock import events
-from penstock._errors import check_count
+from penstock._errors import check_int
 from penstock._files import expand_path, find_free, replacing
 from penstock._json_values import encode_json
 from penstock._reader_items import check_reader
@@ -90,7 +90,7 @@ class Evaluate:
         check_reader(reader, 1)
         for argument, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
             if value is not None:
-                check_count(argument, value, 1)
+                check_int(argument, value, 1)
         _arguments.check_file("Evaluate", file)
         self.results: list[tuple[int, dict[str, float]]] = []
         self._reader, self._feed_order, self._averaged = reader, feed_order, averaged

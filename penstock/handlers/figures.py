@@ -88,17 +88,18 @@ class Panel:
     mark: tuple[float, str] | None = None
 
 
-def check_path(owner: str, path: str | os.PathLike[str]) -> Path:
-    """Return the path of a picture; raise for a folder and a suffix of no format."""
-    picture = expand_path(path)
-    if picture.suffix.lower() not in FORMATS:
+def check_path(owner: str, path: str | os.PathLike[str], endings: Sequence[str] = FORMATS) -> Path:
+    """Return the path of a picture or a page; raise for a folder and a suffix of no format."""
+    file = expand_path(path)
+    if file.is_dir():
+        inside = str(file / f"name{endings[0]}")
+        raise ValueError(f"{owner} got the folder {str(file)!r}, expected a file, e.g. {inside!r}.")
+    if file.suffix.lower() not in endings:
         raise ValueError(
-            f"{owner} got {os.fspath(path)!r}, expected a name that ends in {', '.join(FORMATS)}. "
+            f"{owner} got {os.fspath(path)!r}, expected a name that ends in {', '.join(endings)}. "
             "The suffix decides the format."
         )
-    if picture.is_dir():
-        raise ValueError(f"{owner} got the folder {str(picture)!r}, expected the name of a file.")
-    return picture
+    return file
 
 
 def draw(path: Path, panels: Sequence[Panel]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from penstock._errors import check_count
+from penstock._errors import check_int
 from penstock._parameter_updates import ParameterUpdate
 from penstock.events import BeginTraining, Event
 from penstock.handlers._readings import Readings
@@ -59,7 +59,7 @@ class Gradients:
     """
 
     def __init__(self, every_steps: int = 100) -> None:
-        check_count("every_steps", every_steps, 1)
+        check_int("every_steps", every_steps, 1)
         self._every_steps = int(every_steps)
         self._readings = Readings(self._every_steps)
         self.latest: Mapping[str, ParameterUpdate] = {}

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from penstock._errors import check_count, check_installed
+from penstock._errors import check_installed, check_int, check_number
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event, Training
-from penstock.handlers._arguments import is_number, make_folder
+from penstock.handlers._arguments import make_folder
 from penstock.handlers._monitor import Monitor, get_trainer
 from penstock.handlers.figures import Line, Panel, check_path, draw, smooth
 
@@ -185,14 +185,11 @@ class LearningRateFinder:
 
 
 def _check(low: float, high: float, num_steps: int, base_learning_rate: float) -> None:
-    are_numbers = all(map(is_number, (low, high, base_learning_rate)))
-    if not (are_numbers and 0 < low < high and base_learning_rate > 0):
-        raise ValueError(
-            f"LearningRateFinder got low={low!r}, high={high!r} and base_learning_rate="
-            f"{base_learning_rate!r}, expected 0 < low < high and a positive base. The rate grows "
-            "from low to high by a constant factor."
-        )
-    check_count("num_steps", num_steps, _MIN_POINTS)
+    owner, why = "LearningRateFinder", "The rate grows from low to high by a constant factor."
+    check_number(f"{owner} got low=", low, "(0, inf)", why)
+    check_number(f"{owner} got high=", high, f"({low}, inf)", why)
+    check_number(f"{owner} got base_learning_rate=", base_learning_rate, "(0, inf)", why)
+    check_int("num_steps", num_steps, _MIN_POINTS)
 
 
 def _find_steepest(rates: Sequence[float], losses: np.ndarray) -> float | None:

@@ -10,7 +10,7 @@ from typing import TextIO
 import numpy as np
 
 from penstock import events
-from penstock._errors import check_count
+from penstock._errors import check_int, check_number
 from penstock._json_values import encode_json
 from penstock._reader_items import check_reader
 from penstock.handlers import _arguments
@@ -37,7 +37,7 @@ class _Plateau(abc.ABC):
     ) -> None:
         self._owner = type(self).__name__
         _arguments.check_file(self._owner, file)
-        check_count("patience", patience, 1)
+        check_int("patience", patience, 1)
         if reader is not None and test is not None:
             raise ValueError(
                 f"{self._owner} got reader and test, expected one of them. Either is where its "
@@ -277,14 +277,11 @@ class ReduceOnPlateau(_Plateau):
         file: TextIO | None = None,
     ) -> None:
         owner = "ReduceOnPlateau"
-        if not (_arguments.is_number(factor) and 0 < factor < 1):
-            raise ValueError(
-                f"{owner} got factor={factor!r}, expected a number between 0 and 1. The scale of "
-                "the updates is multiplied by it at each reduction."
-            )
+        why = "The scale of the updates is multiplied by it at each reduction."
+        check_number(f"{owner} got factor=", factor, "(0, 1)", why)
         why = "The scale of the updates, 1 at first, is not lowered below it."
-        _arguments.check_not_negative(owner, "min_scale", min_scale, why)
-        check_count("cooldown", cooldown, 0)
+        check_number(f"{owner} got min_scale=", min_scale, "[0, inf]", why)
+        check_int("cooldown", cooldown, 0)
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
         self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
         self._cooldown_left = 0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from penstock._errors import check_count
+from penstock._errors import check_int
 from penstock._files import expand_path
 from penstock._text_tables import align_rows
 from penstock.events import BeginStep, BeginTraining, EndStep, EndTraining, Event
@@ -219,7 +219,7 @@ class Profile:
     ) -> None:
         counts = [("first_step", first_step, 0), ("num_steps", num_steps, 1), ("top", top, 1)]
         for argument, value, least in counts:
-            check_count(argument, value, least)
+            check_int(argument, value, least)
         self._directory = expand_path(directory)
         self._first_step, self._num_steps, self._top = first_step, num_steps, top
         self._num_done = self._num_traced = self._first_traced = 0

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import jax
 
 from penstock import events
-from penstock._errors import check_count
+from penstock._errors import check_int
 from penstock._text_tables import wrap_parts
 from penstock.handlers._arguments import as_names, check_file, name_scalars
 from penstock.handlers._display import NOWHERE, CellOutput, choose_output, find_display
@@ -60,7 +60,7 @@ class Progress:
     ) -> None:
         check_file("Progress", file)
         if stop_at is not None:
-            check_count("stop_at", stop_at, 0)
+            check_int("stop_at", stop_at, 0)
         self._names = as_names(names)
         self._test, self._tests = test, TestResults("Progress", test)
         self._stop_at = stop_at

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from penstock._errors import check_count
+from penstock._errors import check_int, check_number
 from penstock.events import BeginEpoch, BeginTraining, EndStep, Event, Training
-from penstock.handlers._arguments import check_not_negative
 from penstock.handlers._monitor import get_trainer
 
 
@@ -37,9 +36,9 @@ class StopAt:
                 "StopAt got neither step nor seconds, expected one or both. They say when to stop."
             )
         if step is not None:
-            check_count("step", step, 0)
+            check_int("step", step, 0)
         if seconds is not None:
-            check_not_negative("StopAt", "seconds", seconds, "It is how long training may take.")
+            check_number("StopAt got seconds=", seconds, "[0, inf]", "So long may training take.")
         self._step, self._seconds = step, seconds
         self._trainer: Training | None = None
         self._deadline = float("inf")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from penstock._errors import check_count, check_installed
+from penstock._errors import check_installed, check_int, check_type
 from penstock._files import append_whole, expand_path
 from penstock._image_resizing import encode_png
 from penstock._parameter_updates import ParameterUpdate
@@ -106,13 +106,10 @@ class TensorBoard:
     ) -> None:
         check_installed("tensorboard", "tensorboard", "TensorBoard")
         if histograms_every_epochs is not None:
-            check_count("histograms_every_epochs", histograms_every_epochs, 1)
-        if images is not None and not callable(images):
-            raise TypeError(
-                f"TensorBoard got images of type {type(images).__name__}, expected a function "
-                "without arguments that returns images by name. It is called after each epoch. "
-                "Pass images=lambda: {'samples': samples}."
-            )
+            check_int("histograms_every_epochs", histograms_every_epochs, 1)
+        expected = "a function that returns images by name. It is called after each epoch."
+        remedy = "Pass images=lambda: {'samples': samples}."
+        check_type("TensorBoard got images=", images, Callable | None, f"{expected} {remedy}")
         self._directory = expand_path(directory)
         self._curves = Curves("TensorBoard", every_steps, names, test)
         self._hyperparameters = _arguments.check_hyperparameters("TensorBoard", hyperparameters)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from penstock._errors import ProgramError
 from penstock._program.sequences import Sequence
+from penstock.layers.arguments import check_shape
 
 Words = TypeVar("Words", bound=Sequence | jax.Array)
 """A `Sequence` of values `[B, T, ...]`, or an array `[B, T, ...]` whose words are all valid."""
@@ -21,11 +22,11 @@ def open_words(layer: str, what: str, x: Sequence | jax.Array) -> tuple[jax.Arra
     """Return values `[B, T, D]`, 0 in the padding, where nothing may overflow, and the sequence."""
     sequence = x if isinstance(x, Sequence) else None
     values = jnp.asarray(x.values if isinstance(x, Sequence) else x)
-    if values.ndim != 3 or not jnp.issubdtype(values.dtype, jnp.floating):
-        raise ProgramError(
-            f"layers.{layer} got {what} of shape {values.shape} and dtype {values.dtype}, expected "
-            "[B, T, D] of floats. Each word is a vector. Use layers.embedding for ids."
-        )
+    why = "Each word is a vector. Use layers.embedding for ids."
+    check_shape(f"layers.{layer} got {what}", values, why, ["B", "T", "D"])
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        got = f"{what} of dtype {values.dtype}"
+        raise ProgramError(f"layers.{layer} got {got}, expected floats. {why}")
     return (values if sequence is None else sequence.masked()), sequence
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def as_padding(
     """Return `((top, bottom), (left, right))` for every accepted form of padding."""
     if isinstance(value, str):
         # Keras and torch write it in small letters.
-        check_choice(f"layers.{layer}", argument, value.upper(), ("SAME", "VALID"))
+        check_choice(f"layers.{layer} got {argument}=", value.upper(), ("SAME", "VALID"))
         if value.upper() == "VALID":
             return ((0, 0), (0, 0))
         both = [_same(*axis) for axis in zip(sizes, windows, strides, strict=True)]
@@ -59,16 +59,44 @@ def _same(size: int, window: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
+Axes = Sequence[Any]
+"""`["B", "T", 8]`: a letter stands for any size, a number for itself, `...` for any axes."""
+
+
+def check_shape(thing: str, value: jax.Array, why: str, *forms: Axes) -> None:
+    """Raise unless an array has the axes of one of the forms.
+
+    >>> check_shape("layers.topk got values", jnp.ones([2, 8]), "...", ["B", 8], ["B", ..., "D"])
+    """
+    if not any(_has_axes(value.shape, list(axes)) for axes in forms):
+        shown = [", ".join("..." if size is ... else str(size) for size in axes) for axes in forms]
+        expected = " or ".join(f"[{axes}]" for axes in shown)
+        raise ProgramError(f"{thing} of shape {value.shape}, expected {expected}. {why}")
+
+
+def _has_axes(shape: Sequence[int], axes: Axes) -> bool:
+    for place, size in enumerate(axes):
+        if size is ...:
+            num_more = len(shape) - (len(axes) - 1)
+            axes = [*axes[:place], *["any"] * num_more, *axes[place + 1 :]]
+    return len(shape) == len(axes) and all(
+        isinstance(size, str) or size == actual for size, actual in zip(axes, shape, strict=True)
+    )
+
+
+def check_divisor(thing: str, value: int, total: int, why: str) -> None:
+    """Raise unless a number divides another, such as the heads the features."""
+    if value < 1 or total % value:
+        raise ProgramError(f"{thing}{value}, expected a divisor of {total}. {why}")
+
+
 def check_image(layer: str, input: jax.Array, data_format: str) -> tuple[int, Pair]:
     """Return the number of channels and (height, width) of a batch of images."""
-    check_choice(f"layers.{layer}", "data_format", data_format, ("NHWC", "NCHW"))
-    if input.ndim != 4:
-        # Errors and docstrings call the batch axis B.
-        axes = ", ".join({"N": "B"}.get(letter, letter) for letter in data_format)
-        raise ProgramError(
-            f"layers.{layer} got an input of shape {input.shape}, expected [{axes}]. Images have "
-            "height, width and channels. Declare the input with 3 sizes, or reshape it."
-        )
+    check_choice(f"layers.{layer} got data_format=", data_format, ("NHWC", "NCHW"))
+    # Errors and docstrings call the batch axis B.
+    axes = data_format.replace("N", "B")
+    why = "Images have height, width and channels. Declare the input with 3 sizes, or reshape it."
+    check_shape(f"layers.{layer} got an input", input, why, axes)
     height, width = (1, 2) if data_format == "NHWC" else (2, 3)
     channels = input.shape[channel_axis(input, data_format)]
     return channels, (input.shape[height], input.shape[width])

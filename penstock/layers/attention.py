@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_int
 from penstock._mesh import MODEL
 from penstock._parameter_names import Path
 from penstock._program.frame import Frame, current_frame, find_frame
 from penstock._program.sequences import Sequence, spoil_unequal
 from penstock.layers._attending import Words, attend, close_words, open_words, seen_keys
+from penstock.layers.arguments import check_divisor
 from penstock.layers.dropout import dropout
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, add_to_name, apply_shift, parameter
@@ -127,17 +128,14 @@ class Heads:
     def complete(self, width: int) -> Heads:
         """Return the options with sizes filled in, for queries of `width` features."""
         num_kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-        if self.num_heads < 1 or num_kv_heads < 1 or self.num_heads % num_kv_heads:
-            raise ProgramError(
-                f"layers.{self.layer} got num_heads={self.num_heads} and num_kv_heads="
-                f"{num_kv_heads}, expected a positive number and a divisor of it. Each head of "
-                "keys serves as many heads of queries. Change one of them."
-            )
-        if self.head_dim is None and width % self.num_heads:
-            raise ProgramError(
-                f"layers.{self.layer} got num_heads={self.num_heads} for {width} features, "
-                "expected a divisor of them. Heads share them equally. Change it, or give head_dim."
-            )
+        heads = f"layers.{self.layer} got num_heads="
+        check_int(heads, self.num_heads, 1, error=ProgramError)
+        why = "Each head of keys serves as many heads of queries."
+        thing = f"{heads}{self.num_heads} and num_kv_heads="
+        check_divisor(thing, num_kv_heads, self.num_heads, why)
+        if self.head_dim is None:
+            why = "Heads share the features equally. Change it, or give head_dim."
+            check_divisor(heads, self.num_heads, width, why)
         head_dim = width // self.num_heads if self.head_dim is None else self.head_dim
         size = width if self.size is None else self.size
         return dataclasses.replace(self, num_kv_heads=num_kv_heads, head_dim=head_dim, size=size)

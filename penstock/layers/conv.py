@@ -301,12 +301,9 @@ def _fit_output(
 
 
 def _check_groups(layer: str, channels: int, num_filters: int, groups: int) -> None:
-    if groups < 1 or channels % groups or num_filters % groups:
-        raise ProgramError(
-            f"layers.{layer} got groups={groups}, num_filters={num_filters} and {channels} input "
-            "channels, expected a number of groups that divides both. Every group has as "
-            "many channels and filters as the others. Change groups or num_filters."
-        )
+    why = "Every group has as many input channels, and as many filters. Change num_filters or it."
+    for total in (channels, num_filters):
+        arguments.check_divisor(f"layers.{layer} got groups=", groups, total, why)
 
 
 def _depthwise_kernel(

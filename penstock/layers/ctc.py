@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_number
 from penstock._program import sequences
 from penstock.layers import words
 from penstock.layers.recurrent import Hold, scan_words
@@ -165,8 +165,5 @@ def levenshtein(predicted: sequences.Sequence, true: sequences.Sequence) -> jax.
 
 
 def _check_blank(layer: str, blank: int, num_classes: int) -> None:
-    if not 0 <= blank < num_classes:
-        raise ProgramError(
-            f"layers.{layer} got blank={blank} and an input of {num_classes} classes, expected 0 "
-            f"to {num_classes - 1}. It is one of the classes. Use another, or one class more."
-        )
+    why = "It is one of the classes. Use another, or one class more."
+    check_number(f"layers.{layer} got blank=", blank, f"[0, {num_classes - 1}]", why, ProgramError)

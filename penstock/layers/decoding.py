@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError, check_count, check_number
+from penstock._errors import ProgramError, check_choice, check_int, check_number
 from penstock._program import sequences
 from penstock._program.frame import current_frame
 from penstock.layers import arguments
@@ -154,7 +154,7 @@ def _check_options(temperature: float, top_k: int | None, top_p: float | None) -
         "layers.sample_decode got temperature=", temperature, "(0, inf)", why, ProgramError
     )
     if top_k is not None:
-        check_count("layers.sample_decode: top_k", top_k, 1)
+        check_int("layers.sample_decode: top_k", top_k, 1)
     if top_p is not None:
         why = "It is the share of the probability to draw from. 0.9 is usual."
         check_number("layers.sample_decode got top_p=", top_p, "(0, 1]", why, ProgramError)
@@ -168,12 +168,8 @@ def _make_keys(seed: int | jax.Array, num_rows: int, name: str | None) -> jax.Ar
     if isinstance(seed, int | np.integer):
         return jax.random.split(frame.layer_key(path, int(seed)), num_rows)
     seeds = arguments.integers(layer, "seed", seed)
-    if seeds.shape not in ((num_rows,), (num_rows, 1)):
-        raise ProgramError(
-            f"layers.{layer} got seed of shape {seeds.shape}, expected a number, or [{num_rows}] "
-            f"or [{num_rows}, 1] as first_ids has rows. Each example is drawn by its own. Declare "
-            'it with layers.data("seed", [1], "int32").'
-        )
+    why = 'Or a number. Examples are drawn by their own: layers.data("seed", [1], "int32").'
+    arguments.check_shape(f"layers.{layer} got seed", seeds, why, [num_rows], [num_rows, 1])
     keys = jax.random.split(frame.layer_key(path), num_rows)
     return jax.vmap(jax.random.fold_in)(keys, seeds.reshape(num_rows))
 
@@ -223,18 +219,13 @@ def check_search(
 ) -> jax.Array:
     """Return the first words, `[B]`, int32; raise unless there is one for each example."""
     if end_id is not None:
-        check_count(f"layers.{layer}: end_id", end_id, 0)
-    check_count(f"layers.{layer}: max_length", max_length, 1)
+        check_int(f"layers.{layer}: end_id", end_id, 0)
+    check_int(f"layers.{layer}: max_length", max_length, 1)
     ids = arguments.integers(layer, "first_ids", first_ids)
     # Fluid's ids come as `[B, 1]`.
-    if ids.ndim == 2 and ids.shape[1] == 1:
-        ids = ids[:, 0]
-    if ids.ndim != 1:
-        raise ProgramError(
-            f"layers.{layer} got first_ids of shape {ids.shape}, expected [B] or [B, 1]. Each "
-            "example's sentence is written after one word. Give that which starts a sentence."
-        )
-    return ids.astype(jnp.int32)
+    why = "A sentence is written after one word. Give that which starts a sentence."
+    arguments.check_shape(f"layers.{layer} got first_ids", ids, why, ["B"], ["B", 1])
+    return ids.reshape(-1).astype(jnp.int32)
 
 
 def check_state(layer: str, state: State, batch_size: int) -> State:
@@ -242,12 +233,9 @@ def check_state(layer: str, state: State, batch_size: int) -> State:
 
     def check(leaf: Any) -> jax.Array:
         x = jnp.asarray(leaf)
-        if x.ndim and x.shape[0] != batch_size:
-            raise ProgramError(
-                f"layers.{layer} got a state with an array of shape {x.shape}, expected "
-                f"{batch_size} rows as first_ids has, or no axes. Each example has a state of its "
-                "own. Move the batch axis to the front."
-            )
+        why = "Each example has a state of its own, as first_ids has rows."
+        thing = f"layers.{layer} got a state with an array"
+        arguments.check_shape(thing, x, why, [batch_size, ...], [])
         # A weak dtype may change in the loop, which would then be traced twice.
         return x.astype(x.dtype) if x.aval.weak_type else x
 
@@ -266,16 +254,12 @@ def call_step(
         )
     logits, after = jnp.asarray(returned[0]), returned[1]
     num_rows = ids.shape[0]
-    if logits.ndim != 2 or logits.shape[0] != num_rows:
-        raise ProgramError(
-            f"layers.{layer} got logits of shape {logits.shape} from step, expected "
-            f"[{num_rows}, V]. Each row has a number for each word. Reshape them."
-        )
-    if end_id >= logits.shape[1]:
-        raise ProgramError(
-            f"layers.{layer} got end_id={end_id} and logits of {logits.shape[1]} words, expected "
-            "an id among them. No sentence would ever end. Give the id of the word that ends one."
-        )
+    why = "Each row has a number for each word. Let step reshape them."
+    arguments.check_shape(f"layers.{layer} got logits", logits, why, [num_rows, "V"])
+    # -1 where no word ends a sentence.
+    thing = f"layers.{layer} got logits of {logits.shape[1]} words and end_id="
+    why = "No sentence would ever end. Give the id of the word that ends one."
+    check_number(thing, max(end_id, 0), f"[0, {logits.shape[1]})", why, ProgramError)
     return logits.astype(jnp.float32), _keep_dtypes(layer, state, after)
 
 
@@ -369,11 +353,8 @@ def beam_search(
     >>> words.tolist(), scores.tolist(), parents.tolist()
     ([[1, 0]], [[-1.25, -1.5]], [[0, 1]])
     """
-    check_count("layers.beam_search: beam_size", beam_size, 1)
-    if level:
-        raise ProgramError(
-            f"layers.beam_search got level={level}, expected 0. Beams are an axis. Leave it out."
-        )
+    check_int("layers.beam_search: beam_size", beam_size, 1)
+    check_choice("layers.beam_search got level=", level, (0,), "Beams are an axis. Leave it out.")
     scores, pre_scores = jnp.asarray(scores), jnp.asarray(pre_scores)
     pre_ids = arguments.integers("beam_search", "pre_ids", pre_ids)
     if ids is None:
@@ -517,7 +498,7 @@ def tile_beams(tree: T, beam_size: int) -> T:
     >>> tile_beams(jnp.array([1, 2]), 3).tolist()
     [1, 1, 1, 2, 2, 2]
     """
-    check_count("layers.tile_beams: beam_size", beam_size, 1)
+    check_int("layers.tile_beams: beam_size", beam_size, 1)
 
     def repeat(leaf: jax.Array) -> jax.Array:
         x = jnp.asarray(leaf)
@@ -559,7 +540,7 @@ class _Rules(NamedTuple):
     stop_at_best: bool
 
     def check(self) -> None:
-        check_count(f"layers.{_LAYER}: beam_size", self.beam_size, 1)
+        check_int(f"layers.{_LAYER}: beam_size", self.beam_size, 1)
         why = "Scores are divided by a power of the length. 0.6 is usual."
         check_number(
             f"layers.{_LAYER} got length_penalty=",

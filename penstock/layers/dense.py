@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_number
 from penstock._mesh import MODEL
 from penstock._parameter_names import spell
 from penstock._program import sequences
@@ -62,12 +62,9 @@ def fc(
     total: Any = None
     for number, (array, attr) in enumerate(zip(inputs, attrs, strict=True)):
         x = jnp.asarray(array)
-        if not 1 <= num_flatten_dims < max(x.ndim, 2):
-            raise ProgramError(
-                f"layers.fc got an input of shape {x.shape} and num_flatten_dims="
-                f"{num_flatten_dims}, expected 1 <= num_flatten_dims < {max(x.ndim, 2)}. At least "
-                "one axis must be left to become features."
-            )
+        thing = f"layers.fc got an input of shape {x.shape} and num_flatten_dims="
+        why = "At least one axis must be left to become features."
+        check_number(thing, num_flatten_dims, f"[1, {max(x.ndim, 2)})", why, ProgramError)
         leading, features = x.shape[:num_flatten_dims], math.prod(x.shape[num_flatten_dims:])
         leaf = f"w_{number}" if len(inputs) > 1 else "w"
         shape, axes = [features, size], (None, MODEL)
@@ -125,12 +122,10 @@ def embedding(
     frame = current_frame("embedding")
     ids = input.values if isinstance(input, sequences.Sequence) else input
     arguments.integers("embedding", "ids", ids)
-    if padding_idx is not None and not -size[0] <= padding_idx < size[0]:
-        raise ProgramError(
-            f"layers.embedding got padding_idx={padding_idx} and size={list(size)}, expected a row "
-            f"from {-size[0]} to {size[0] - 1}. Its vector is zeros. Make the table larger, or use "
-            "one of its ids."
-        )
+    if padding_idx is not None:
+        thing = f"layers.embedding got size={list(size)} and padding_idx="
+        why = "Its vector is zeros. Make the table larger, or use one of its ids."
+        check_number(thing, padding_idx, f"[{-size[0]}, {size[0] - 1}]", why, ProgramError)
     path = frame.names.layer("embedding", name)
     axes = (MODEL, None)
     table = parameter(frame, path, "w", size, XAVIER, param_attr, layer="embedding", axes=axes)

@@ -49,7 +49,7 @@ def dropout(
     """
     frame = current_frame("dropout")
     choices = get_args(DropoutImplementation)
-    check_choice("layers.dropout", "dropout_implementation", dropout_implementation, choices)
+    check_choice("layers.dropout got dropout_implementation=", dropout_implementation, choices)
     why = "It is the share of elements that are set to zero. 0.5 drops every second one."
     check_number("layers.dropout got dropout_prob=", dropout_prob, "[0, 1]", why, ProgramError)
     if isinstance(x, sequences.Sequence):

@@ -252,11 +252,9 @@ def accuracy(input: V, label: V, k: int = 1, ignore_index: int = -100) -> jax.Ar
 def is_right(input: Any, label: Any, k: int) -> jax.Array:
     """Return 1 for each row whose label is among the highest scores, and 0 for the others."""
     scores = jnp.asarray(input)
-    if not 1 <= k <= scores.shape[-1]:
-        raise ProgramError(
-            f"layers.accuracy got k={k} and scores of shape {scores.shape}, expected 1 <= k <= "
-            f"{scores.shape[-1]}. There are no more classes. Use a smaller k."
-        )
+    thing = f"layers.accuracy got scores of shape {scores.shape} and k="
+    why = "There are no more classes. Use a smaller k."
+    check_number(thing, k, f"[1, {scores.shape[-1]}]", why, ProgramError)
     ids = _class_ids("accuracy", label, scores)
     # By counting, not by `lax.top_k`, for which XLA gathers all scores on each device.
     classes = jax.lax.broadcasted_iota(ids.dtype, scores.shape, ids.ndim)
@@ -294,17 +292,11 @@ def _cross_entropy(
 def _class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
     """Return integer labels of the shape that `input` has without its class axis."""
     label, leading = arguments.integers(layer, "labels", label), input.shape[:-1]
-    if label.shape not in (leading, (*leading, 1)):
-        raise ProgramError(
-            f"layers.{layer} got labels of shape {label.shape} for an input of shape "
-            f"{input.shape}, expected {(*leading, 1)} or {leading}. Each row has one. Reshape them."
-        )
+    why = f"Each row of the input, of shape {input.shape}, has one. Reshape them."
+    arguments.check_shape(f"layers.{layer} got labels", label, why, [*leading, 1], leading)
     return label.reshape(leading)
 
 
 def _check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
-    if input.shape != label.shape:
-        raise ProgramError(
-            f"layers.{layer} got an input of shape {input.shape} and labels of shape "
-            f"{label.shape}, expected equal shapes. One would spread over the other. Reshape one."
-        )
+    why = "It is that of the input. One would spread over the other. Reshape one."
+    arguments.check_shape(f"layers.{layer} got labels", label, why, input.shape)

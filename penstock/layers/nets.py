@@ -14,7 +14,7 @@ from penstock._program.frame import current_frame, spread
 from penstock.layers import arguments
 from penstock.layers._attending import Words, mix_values, open_words
 from penstock.layers.activations import Activation, activate
-from penstock.layers.arguments import DataFormat, Padding
+from penstock.layers.arguments import DataFormat, Padding, check_divisor, check_shape
 from penstock.layers.attention import check_operands
 from penstock.layers.conv import conv2d
 from penstock.layers.dense import fc
@@ -229,12 +229,10 @@ def scaled_dot_product_attention(
     k, key_words = open_words(layer, "keys", keys)
     v, value_words = open_words(layer, "values", values)
     check_operands(layer, q, k, v, key_words, value_words, may_share=True)
-    if q.shape[-1] != k.shape[-1] or num_heads < 1 or any(x.shape[-1] % num_heads for x in (k, v)):
-        raise ProgramError(
-            f"layers.{layer} got shapes {(q.shape, k.shape, v.shape)} and num_heads={num_heads}, "
-            "expected queries and keys of one width, and widths that num_heads divides. Queries "
-            "[B, Q, C] are compared to keys [B, K, C] to mix values [B, K, V]. Project them first."
-        )
+    why = "Queries [B, Q, C] are compared to keys [B, K, C], to mix values [B, K, V]."
+    check_shape(f"layers.{layer} got keys", k, why, ["B", "K", q.shape[-1]])
+    for width in (k.shape[-1], v.shape[-1]):
+        check_divisor(f"layers.{layer} got num_heads=", num_heads, width, "Heads share the width.")
     if num_heads > 1:
         q = fc(q, q.shape[-1], num_flatten_dims=2, name=_child(name, "query"))
         k = fc(k, k.shape[-1], num_flatten_dims=2, name=_child(name, "key"))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import dtypes
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError
+from penstock._errors import ProgramError, check_int, check_number
 from penstock._program.frame import current_frame
 
 Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -209,12 +209,9 @@ def _draw_noise(
 
 
 def _check_sizes(layer: str, shape: Sequence[int]) -> tuple[int, ...]:
-    if any(size < 0 for size in shape):
-        raise ProgramError(
-            f"layers.{layer} got shape {list(shape)}, expected sizes of 0 or more. Its noise has "
-            f"no batch axis. Use layers.{layer}_batch_size_like for noise of each example's own."
-        )
-    return tuple(int(size) for size in shape)
+    why = f"Use layers.{layer}_batch_size_like for noise of each example's own."
+    thing = f"layers.{layer} got shape {list(shape)} with a size of "
+    return tuple(check_int(thing, size, 0, why, ProgramError) for size in shape)
 
 
 def _check_like(
@@ -228,16 +225,13 @@ def _check_like(
         ("input_dim_idx", input_dim_idx, len(like)),
         ("output_dim_idx", output_dim_idx, len(shape)),
     ):
-        if not 0 <= index < ndim:
-            raise ProgramError(
-                f"layers.{layer} got {argument}={index}, expected an axis from 0 to {ndim - 1}. "
-                "It is where the batch axis stands. Give its number."
-            )
-    sizes = [int(size) for size in shape]
-    sizes[output_dim_idx] = like[input_dim_idx]
-    if any(size < 0 for size in sizes):
-        raise ProgramError(
-            f"layers.{layer} got shape {list(shape)}, expected one -1 at most, at output_dim_idx="
-            f"{output_dim_idx}. Only the batch axis follows from the input. Give the other sizes."
-        )
-    return tuple(sizes)
+        why = "It is the axis where the batch stands."
+        thing = f"layers.{layer} got {argument}="
+        check_number(thing, index, f"[0, {ndim - 1}]", why, ProgramError)
+    why = "Only the batch axis, at output_dim_idx, follows from the input."
+    thing = f"layers.{layer} got shape {list(shape)} with a size of "
+    batch = like[input_dim_idx]
+    return tuple(
+        batch if place == output_dim_idx else check_int(thing, size, 0, why, ProgramError)
+        for place, size in enumerate(shape)
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.nn import initializers
 
-from penstock._errors import ProgramError, check_choice, check_count, check_number
+from penstock._errors import ProgramError, check_choice, check_int, check_number
 from penstock._parameter_names import Path
 from penstock._program.frame import (
     Frame,
@@ -29,7 +29,7 @@ from penstock._program.sequences import Sequence
 from penstock.layers import arguments
 from penstock.layers._attending import Words, close_words
 from penstock.layers.activations import Activation, activate
-from penstock.layers.arguments import DataFormat
+from penstock.layers.arguments import DataFormat, check_divisor, check_shape
 from penstock.layers.parameters import Attr, apply_scale, apply_shift, parameter
 
 
@@ -245,14 +245,11 @@ def _check_input(
         x, is_word = lax.collapse(input.values, 0, 2), input.mask.reshape(-1)
     else:
         x = jnp.asarray(input)
-    check_choice("layers.batch_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    check_choice("layers.batch_norm got data_format=", data_format, ("NHWC", "NCHW"))
     if group_size is not None:
-        check_count("layers.batch_norm: group_size", group_size, 1)
-    if x.ndim < 2:
-        raise ProgramError(
-            f"layers.batch_norm got an input of shape {x.shape}, expected at least [B, C]. Each "
-            "channel is normalised over the batch. Add an axis of channels."
-        )
+        check_int("layers.batch_norm: group_size", group_size, 1)
+    why = "Each channel is normalised over the batch. Add an axis of channels."
+    check_shape("layers.batch_norm got an input", x, why, ["B", ..., "C"])
     why = "It is the share of the running statistics that a step keeps. 0.9 is usual."
     check_number("layers.batch_norm got momentum=", momentum, "[0, 1]", why, ProgramError)
     return x, is_word
@@ -333,11 +330,8 @@ def rms_norm(
     frame = current_frame("rms_norm")
     # What stands in the padding may be too large to be squared.
     x = input.masked() if isinstance(input, Sequence) else jnp.asarray(input)
-    if x.ndim < 2:
-        raise ProgramError(
-            f"layers.rms_norm got an input of shape {x.shape}, expected [B, ..., D]. Axis 0 is the "
-            "batch. Give the input features."
-        )
+    why = "Axis 0 is the batch. Give the input features."
+    check_shape("layers.rms_norm got an input", x, why, ["B", ..., "D"])
     path = frame.names.layer("rms_norm", name)
     y = norm_words(frame, path, x, "rms", epsilon, param_attr)
     return close_words(input, activate(y, act, "rms_norm"))
@@ -397,14 +391,11 @@ def group_norm(
     """
     frame = current_frame("group_norm")
     x = jnp.asarray(input)
-    check_choice("layers.group_norm", "data_format", data_format, ("NHWC", "NCHW"))
+    check_choice("layers.group_norm got data_format=", data_format, ("NHWC", "NCHW"))
     axis = arguments.channel_axis(x, data_format)
-    if x.ndim < 2 or groups < 1 or x.shape[axis] % groups:
-        raise ProgramError(
-            f"layers.group_norm got groups={groups} and an input of shape {x.shape}, expected a "
-            "divisor of the number of channels and at least [B, C]. Groups are equally large. "
-            "Change groups or the number of channels."
-        )
+    check_shape("layers.group_norm got an input", x, "Groups are of channels.", ["B", ..., "C"])
+    why = "Groups have as many channels each."
+    check_divisor("layers.group_norm got groups=", groups, x.shape[axis], why)
     path = frame.names.layer("group_norm", name)
     grouped = x.reshape(*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     # `axis` now numbers the groups; the channels of each are behind it.

@@ -14,7 +14,7 @@ from jax.nn import initializers
 from jax.tree_util import KeyPath
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_number
+from penstock._errors import ProgramError, check_number, check_type
 from penstock._parameter_names import Path, spell
 from penstock._program.frame import (
     Frame,
@@ -107,12 +107,8 @@ class ParamAttr:
         if self.name is not None:
             check_name("ParamAttr", self.name)
         for name in ("initializer", "regularizer"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise TypeError(
-                    f"ParamAttr got {name}={value!r}, expected a function, e.g. "
-                    "jax.nn.initializers.zeros or L2Decay(1e-4)."
-                )
+            expected = "a function, e.g. jax.nn.initializers.zeros or L2Decay(1e-4)."
+            check_type(f"ParamAttr got {name}=", getattr(self, name), Callable | None, expected)
         why = "It multiplies the optimizer's update. Use trainable=False to freeze a parameter."
         check_number("ParamAttr got learning_rate=", self.learning_rate, "[0, inf]", why)
 

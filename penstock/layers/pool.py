@@ -56,7 +56,7 @@ def pool2d(
     [[5.0, 7.0], [13.0, 15.0]]
     """
     x = jnp.asarray(input)
-    check_choice("layers.pool2d", "pool_type", pool_type, ("max", "avg"))
+    check_choice("layers.pool2d got pool_type=", pool_type, ("max", "avg"))
     _, sizes = arguments.check_image("pool2d", x, data_format)
     if global_pooling:
         axes = (1, 2) if data_format == "NHWC" else (2, 3)

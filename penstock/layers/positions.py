@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError, check_count
+from penstock._errors import ProgramError, check_int
 from penstock._program.frame import current_frame, spread, widen
 from penstock._program.sequences import Sequence
 from penstock.layers import arguments
@@ -28,8 +28,8 @@ def sinusoidal_positions(length: int, width: int, base: float = 10000.0) -> jax.
     >>> sinusoidal_positions(2, 4).round(2).tolist()[0]
     [0.0, 1.0, 0.0, 1.0]
     """
-    check_count("layers.sinusoidal_positions: length", length, 1)
-    check_count("layers.sinusoidal_positions: width", width, 1)
+    check_int("layers.sinusoidal_positions: length", length, 1)
+    check_int("layers.sinusoidal_positions: width", width, 1)
     return _waves(lax.iota(jnp.int32, length), width, base)
 
 
@@ -152,12 +152,9 @@ def as_segments(layer: str, segment_ids: Sequence | jax.Array) -> jax.Array:
     ids = jnp.asarray(segment_ids.values if isinstance(segment_ids, Sequence) else segment_ids)
     # A sequence of ids is declared with the shape [1].
     squeezed = ids[..., 0] if ids.ndim == 3 and ids.shape[-1] == 1 else ids
-    if squeezed.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ProgramError(
-            f"layers.{layer} got segment ids of shape {ids.shape} and dtype {ids.dtype}, expected "
-            "integers [B, T]. Each word has the number of its sequence. Feed them beside the words."
-        )
-    return squeezed
+    why = "Each word has the number of its sequence. Feed them beside the words."
+    arguments.check_shape(f"layers.{layer} got segment ids", squeezed, why, ["B", "T"])
+    return arguments.integers(layer, "segment ids", squeezed)
 
 
 def _as_places(layer: str, positions: jax.Array | None, x: jax.Array) -> jax.Array:

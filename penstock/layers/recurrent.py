@@ -18,6 +18,7 @@ from penstock._errors import ProgramError, check_choice, check_number
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, align, current_frame, widen
+from penstock.layers.arguments import check_shape
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, add_to_name, parameter
 from penstock.layers.words import check_features, check_sequence
@@ -325,7 +326,7 @@ def _hold(is_word: jax.Array, new: Any, old: Any) -> Any:
 
 def find_gate(layer: str, argument: str, name: Gate) -> Callable[[jax.Array], jax.Array]:
     """Return the activation of a gate by name."""
-    check_choice(f"layers.{layer}", argument, name, tuple(GATES))
+    check_choice(f"layers.{layer} got {argument}=", name, tuple(GATES))
     return GATES[name]
 
 
@@ -353,11 +354,8 @@ def make_state(layer: str, argument: str, value: jax.Array | None, like: jax.Arr
     if value is None:
         return jnp.zeros_like(widen(like))
     state = jnp.asarray(value)
-    if state.shape != like.shape:
-        raise ProgramError(
-            f"layers.{layer} got {argument} of shape {state.shape}, expected {like.shape}. It is "
-            "the state before the first word of each example. Give one row for each example."
-        )
+    why = "It is the state before the first word. Give one row for each example."
+    check_shape(f"layers.{layer} got {argument}", state, why, like.shape)
     return jnp.asarray(state, widen(like).dtype)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.nn import initializers
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_int
 from penstock._parameter_names import Path
 from penstock._program import sequences
 from penstock._program.frame import Frame, current_frame, widen
@@ -125,11 +125,8 @@ def hsigmoid(
     frame = current_frame("hsigmoid")
     path = frame.names.layer("hsigmoid", name)
     x, ids = _as_rows("hsigmoid", input, label)
-    if ids.shape[1] != 1:
-        raise ProgramError(
-            f"layers.hsigmoid got labels of {ids.shape[1]} classes, expected one. The loss is that "
-            "of the way to one leaf. Give each label an example, or use layers.nce."
-        )
+    why = "The loss is of the way to one leaf. Give each label an example, or use layers.nce."
+    arguments.check_shape("layers.hsigmoid got labels", ids, why, ["B", 1])
     is_class = (ids >= 0) & (ids < num_classes)
     nodes, is_second = _ways_to_leaves(jnp.clip(ids, 0, num_classes - 1), num_classes)
     attrs, nodes_or_root = (param_attr, bias_attr), jnp.maximum(nodes, 0)
@@ -217,11 +214,8 @@ def _weighted(loss: Rows, sample_weight: jax.Array | None) -> Rows:
         return loss
     weight = jnp.asarray(sample_weight)
     batch = loss.lengths.shape[0] if isinstance(loss, sequences.Sequence) else loss.shape[0]
-    if weight.shape not in ((batch,), (batch, 1)):
-        raise ProgramError(
-            f"layers.nce got a sample_weight of shape {weight.shape}, expected {(batch, 1)}. Each "
-            "example has one weight. Reshape it."
-        )
+    why = "Each example has one weight. Reshape it."
+    arguments.check_shape("layers.nce got a sample_weight", weight, why, [batch], [batch, 1])
     return loss * weight.reshape(batch, 1)
 
 
@@ -279,12 +273,10 @@ def _make_alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def _check_noise(
     size: int, num_neg_samples: int, sampler: str, custom: Sequence[float] | None
 ) -> None:
-    check_choice("layers.nce", "sampler", sampler, ("uniform", "log_uniform", "custom_dist"))
-    if size < 1 or num_neg_samples < 1:
-        raise ProgramError(
-            f"layers.nce got num_total_classes={size} and num_neg_samples={num_neg_samples}, "
-            "expected at least 1 of each. Labels are told from noise. Use 10 samples, say."
-        )
+    check_choice("layers.nce got sampler=", sampler, ("uniform", "log_uniform", "custom_dist"))
+    why = "Labels are told from noise. Use 10 samples, say."
+    check_int("layers.nce got num_total_classes=", size, 1, error=ProgramError)
+    check_int("layers.nce got num_neg_samples=", num_neg_samples, 1, why, ProgramError)
     if (custom is not None) != (sampler == "custom_dist"):
         kind = "None" if custom is None else "a list"
         raise ProgramError(

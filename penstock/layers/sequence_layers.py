@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax import dtypes
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_int
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, widen
 from penstock.layers.activations import Activation, activate
+from penstock.layers.arguments import check_shape
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, apply_shift, parameter
 from penstock.layers.words import (
@@ -55,7 +56,7 @@ def sequence_pool(input: sequences.Sequence, pool_type: PoolType) -> jax.Array:
     ([2.0, 5.0], [3.0, 5.0])
     """
     words = check_sequence("sequence_pool", input)
-    check_choice("layers.sequence_pool", "pool_type", pool_type, get_args(PoolType))
+    check_choice("layers.sequence_pool got pool_type=", pool_type, get_args(PoolType))
     if pool_type == "first":
         return _pick(words, jnp.zeros_like(words.lengths))
     if pool_type == "last":
@@ -110,13 +111,9 @@ def sequence_softmax(input: sequences.Sequence, name: str | None = None) -> sequ
     [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
     """
     words = check_sequence("sequence_softmax", input)
-    shape = words.values.shape
-    if len(shape) != 2 and shape[2:] != (1,):
-        raise ProgramError(
-            f"layers.sequence_softmax got a Sequence of values {shape}, expected [B, T, 1] or "
-            "[B, T]. Words are weighed against each other by one number each. Use layers.fc with "
-            "size=1 first, or layers.softmax for a softmax over the features of each word."
-        )
+    why = "A word has one number. Apply layers.fc of size 1, or layers.softmax over the features."
+    thing = "layers.sequence_softmax got a Sequence"
+    check_shape(thing, words.values, why, ["B", "T", 1], ["B", "T"])
     mask = words.aligned_mask()
     scores = widen(words.masked())
     # A constant, as any shift gives the same. An empty sequence has no largest: 0.
@@ -169,12 +166,10 @@ def sequence_conv(
     words = check_sequence("sequence_conv", input)
     features = check_features("sequence_conv", words)
     start = -(filter_size // 2) if padding_start is None else padding_start
-    if filter_size < 1 or filter_stride != 1 or padding is False:
-        raise ProgramError(
-            f"layers.sequence_conv got filter_size={filter_size}, filter_stride={filter_stride} "
-            f"and padding={padding}, expected a filter_size of 1 or more, filter_stride=1 and "
-            "padding=True. There is a result for each word, as in Fluid. Leave the last two out."
-        )
+    check_int("layers.sequence_conv got filter_size=", filter_size, 1, error=ProgramError)
+    why = "There is a result for each word, as in Fluid. Leave it out."
+    check_choice("layers.sequence_conv got filter_stride=", filter_stride, [1], why)
+    check_choice("layers.sequence_conv got padding=", padding, [True, None], why)
     path = frame.names.layer("sequence_conv", name)
     shape = [filter_size * features, num_filters]
     w = parameter(frame, path, "w", shape, XAVIER, param_attr, layer="sequence_conv")

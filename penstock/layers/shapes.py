@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock._errors import ProgramError, check_choice, check_count
+from penstock._errors import ProgramError, check_choice, check_int, check_number, check_type
 from penstock._program import sequences
 from penstock._program.frame import V, over_words
 from penstock.layers import arguments
-from penstock.layers.arguments import DataFormat
+from penstock.layers.arguments import DataFormat, check_shape
 from penstock.layers.norm import l2_normalize
 
 
@@ -29,11 +29,9 @@ def concat(input: Sequence[V], axis: int) -> V:
     >>> concat([jnp.array([[1.0]]), jnp.array([[2.0, 3.0]])], axis=1).tolist()
     [[1.0, 2.0, 3.0]]
     """
-    if not isinstance(input, (list, tuple)):
-        raise ProgramError(
-            "layers.concat got no list, expected a list of arrays or sequences. An array would be "
-            "taken for a list of its rows. Pass [x, y]."
-        )
+    why = "An array would be taken for a list of its rows. Pass [x, y]."
+    expected = f"a list of arrays or sequences. {why}"
+    check_type("layers.concat", input, list | tuple, expected, ProgramError)
     parts: list[Any] = list(input)
     if sequences.Sequence in map(type, parts):
         return over_words(lambda *rows: _concat_words(rows, axis), *parts)
@@ -74,7 +72,7 @@ def pad2d(
     """
     x = jnp.asarray(input)
     arguments.check_image("pad2d", x, data_format)
-    check_choice("layers.pad2d", "mode", mode, ("constant", "reflect", "edge"))
+    check_choice("layers.pad2d got mode=", mode, ("constant", "reflect", "edge"))
     sides = list(paddings)
     if len(sides) != 4 or any(side < 0 for side in sides):
         raise ProgramError(
@@ -96,11 +94,9 @@ def flatten(x: jax.Array, axis: int = 1) -> jax.Array:
     ((2, 12), (6, 4))
     """
     x = jnp.asarray(x)
-    if not 1 <= axis <= x.ndim:
-        raise ProgramError(
-            f"layers.flatten got axis={axis} and an input of shape {x.shape}, expected an axis "
-            f"from 1 to {x.ndim}. The batch stays in front. Use axis=1 to keep only the batch."
-        )
+    thing = f"layers.flatten got an input of shape {x.shape} and axis="
+    why = "The batch stays in front. Use axis=1 to keep only the batch."
+    check_number(thing, axis, f"[1, {x.ndim}]", why, ProgramError)
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
@@ -145,7 +141,7 @@ def topk(input: V, k: int = 1) -> tuple[V, V]:
     ([[3.0, 2.0]], [[1, 2]])
     """
     # Of more than there are JAX's own error says so; of none it would be no error.
-    check_count("layers.topk: k", k, 1)
+    check_int("layers.topk: k", k, 1)
     values, indices = over_words(lambda rows: lax.top_k(jnp.asarray(rows), k), input)
     return values, indices
 
@@ -170,11 +166,10 @@ def cos_sim(X: V, Y: V) -> V:
 
 def _cos_sim(X: jax.Array, Y: jax.Array) -> jax.Array:
     X, Y = jnp.asarray(X), jnp.asarray(Y)
-    if X.ndim != 2 or Y.shape not in (X.shape, (1, *X.shape[1:])):
-        raise ProgramError(
-            f"layers.cos_sim got shapes {X.shape} and {Y.shape}, expected [B, C] and [B, C] or "
-            "[1, C]. Rows are compared one by one. Flatten both to two axes."
-        )
+    why = "Rows are compared one by one. Flatten both to two axes."
+    check_shape("layers.cos_sim got X", X, why, ["B", "C"])
+    num_rows, width = X.shape
+    check_shape("layers.cos_sim got Y", Y, why, [num_rows, width], [1, width])
     X, Y = (l2_normalize(_scale_rows(rows), 1) for rows in (X, Y))
     return jnp.sum(X * Y, axis=1, keepdims=True)
 

@@ -319,7 +319,7 @@ class Block(attention.Heads):
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice(f"layers.{self.layer}", "norm", self.norm, ("layer", "rms"))
+        check_choice(f"layers.{self.layer} got norm=", self.norm, ("layer", "rms"))
 
 
 def _run_block(

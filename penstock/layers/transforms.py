@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from penstock._errors import ProgramError, check_count
+from penstock._errors import ProgramError, check_int
 from penstock._program.frame import current_frame, widen
 from penstock._program.sequences import Sequence
 
@@ -41,7 +41,7 @@ def monte_carlo(function: Callable[P, Any], num_samples: int) -> Callable[P, dic
     >>> answer["mean"].shape, bool((answer["deviation"] > 0).all())
     ((1, 3), True)
     """
-    check_count("num_samples", num_samples, 1)
+    check_int("num_samples", num_samples, 1)
 
     def run(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         frame = current_frame("monte_carlo")

@@ -30,12 +30,8 @@ def check_sequence(layer: str, value: object, argument: str = "input") -> sequen
 
 def check_features(layer: str, input: sequences.Sequence) -> int:
     """Return the number of features of a word, raising unless values are `[B, T, D]`."""
-    if input.values.ndim != 3:
-        raise ProgramError(
-            f"layers.{layer} got a Sequence of values {input.values.shape}, expected [B, T, D]. A "
-            "word is a vector of D features. Reshape the words with sequence.map, or apply "
-            "layers.embedding to ids first."
-        )
+    why = "Words are vectors. Reshape them with sequence.map, or use layers.embedding for ids."
+    arguments.check_shape(f"layers.{layer} got a Sequence", input.values, why, ["B", "T", "D"])
     return input.values.shape[2]
 
 
@@ -90,11 +86,8 @@ def shift_words(values: jax.Array, offsets: Sequence[int], fill: float = 0) -> l
 def check_padded(layer: str, x: jax.Array) -> jax.Array:
     """Return `x`, raising unless it is `[B, T, ...]`."""
     values = jnp.asarray(x)
-    if values.ndim < 2:
-        raise ProgramError(
-            f"layers.{layer} got an array of shape {values.shape}, expected [B, T, ...]. Time "
-            "comes behind the batch. Reshape it, or declare it with layers.data(..., lod_level=1)."
-        )
+    why = "Time is behind the batch. Reshape it, or declare it with layers.data(..., lod_level=1)."
+    arguments.check_shape(f"layers.{layer} got an array", values, why, ["B", "T", ...])
     return values
 
 
@@ -115,11 +108,11 @@ def check_ids(layer: str, argument: str, value: object) -> sequences.Sequence:
     """Return integers `[B, T]`, zeros in their padding; a last axis of 1 is dropped."""
     sequence = check_sequence(layer, value, argument)
     shape = sequence.values.shape
-    if len(shape) != 2 and (len(shape) != 3 or shape[-1] != 1):
-        raise ProgramError(
-            f"layers.{layer} got {argument} of shape {shape}, expected [B, T, 1]. Each word has "
-            'one id. Declare the input with layers.data(..., [1], "int32", lod_level=1).'
-        )
+    why = (
+        'Each word has one id. Declare the input with layers.data(..., [1], "int32", lod_level=1).'
+    )
+    forms = ["B", "T"], ["B", "T", 1]
+    arguments.check_shape(f"layers.{layer} got {argument}", sequence.values, why, *forms)
     values = arguments.integers(layer, argument, sequence.masked())
     return sequence.with_values(values.reshape(shape[:2]))
 

@@ -156,7 +156,7 @@ class _ClassCounts(Metric):
         """
         name = cls.__name__
         if average is not None:
-            check_choice(f"metrics.{name}", "average", average, AVERAGES)
+            check_choice(f"metrics.{name} got average=", average, AVERAGES)
         is_multilabel = average != "binary" and num_classes is None
         rows, num_classes = _read_classes(
             name, input, label, threshold, num_classes, sample_weight, ignore_index
@@ -332,7 +332,9 @@ class ConfusionMatrix(Metric):
             or of all (`"all"`).
         """
         if normalize is not None:
-            check_choice("metrics.ConfusionMatrix", "normalize", normalize, ("true", "pred", "all"))
+            check_choice(
+                "metrics.ConfusionMatrix got normalize=", normalize, ("true", "pred", "all")
+            )
         rows, num_classes = _read_classes(
             cls.__name__, input, label, threshold, num_classes, sample_weight, ignore_index
         )
@@ -453,7 +455,7 @@ class CalibrationError(Metric):
           norm: the mean of the differences (`"l1"`), the root of that of their squares (`"l2"`), or
             the largest (`"max"`).
         """
-        check_choice("metrics.CalibrationError", "norm", norm, ("l1", "l2", "max"))
+        check_choice("metrics.CalibrationError got norm=", norm, ("l1", "l2", "max"))
         rows = read_rows(cls.__name__, input, label, sample_weight, ignore_index)
         confidence, is_right = rows.input, rows.label == 1
         if confidence.ndim == 2:

@@ -39,7 +39,7 @@ def _read_columns(
 ) -> _Columns:
     """Return a column for each class against the rest, or for each of several labels."""
     if average is not None:
-        check_choice(f"metrics.{owner}", "average", average, ("micro", "macro", "weighted"))
+        check_choice(f"metrics.{owner} got average=", average, ("micro", "macro", "weighted"))
     rows = read_rows(owner, input, label, sample_weight, ignore_index)
     weights = rows.weights[:, None]
     if rows.input.ndim == 2:

@@ -178,7 +178,7 @@ class R2(Metric):
           multioutput: the mean over outputs, an array of them (`"raw_values"`), or the mean by
             their variance.
         """
-        check_choice("metrics.R2", "multioutput", multioutput, get_args(MultiOutput))
+        check_choice("metrics.R2 got multioutput=", multioutput, get_args(MultiOutput))
         input, label, weights = _read_outputs("R2", input, label, sample_weight, ignore_index)
         return cls(
             jnp.sum(weights * (input - label) ** 2, axis=0),

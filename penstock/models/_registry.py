@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from penstock._errors import UnknownNameError, check_number, nearest
+from penstock._errors import check_int, check_known, check_number
 
 EndPoints = dict[str, jax.Array]
 Outputs = tuple[jax.Array, EndPoints]
@@ -147,11 +147,9 @@ class Model:
           Logits `[B, num_classes]`, or with None the features `[B, F]` before the last layer; and
           the end points: values in the middle of the network, by name.
         """
-        if num_classes is not None and num_classes < 1:
-            raise ValueError(
-                f"model {self.name!r} got num_classes={num_classes!r}, expected a positive number, "
-                "or None for the features before the last layer."
-            )
+        if num_classes is not None:
+            why = "None gives the features before the last layer."
+            check_int(f"model {self.name!r} got num_classes=", num_classes, 1, why)
         # A user's network need not have any.
         if "settings" in inspect.signature(self.function).parameters:
             return self.function(images, num_classes, settings=self.settings)
@@ -252,11 +250,8 @@ def get(name: str, settings: Settings | None = None) -> Model:
     28
     """
     load_families()
-    if name not in _MODELS:
-        raise UnknownNameError(
-            f"models.get got {name!r}, expected the name of a network; models.names() and "
-            "`penstock models` list them." + nearest(name, _MODELS)
-        )
+    expected = "the name of a network; models.names() and `penstock models` list them"
+    check_known("models.get", name, _MODELS, expected=expected)
     model = _MODELS[name]
     return model if settings is None else model.with_settings(settings)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
 
-from penstock._errors import ParameterError, check_known, listed, nearest
+from penstock._errors import ParameterError, check_known, listed
 from penstock._weight_files import Format, WeightFile
 from penstock.models._registry import Model, load_families
 from penstock.models._weight_layout import Entry, Layout
@@ -102,7 +102,7 @@ def register_weight_map(
     >>> names_of_a_tutorial()["conv2/conv/b"]
     'conv2.bias'
     """
-    why = " It is the format whose names the map has."
+    why = "It is the format whose names the map has."
     check_known("models.register_weight_map: source", source, get_args(Source), why, ValueError)
 
     def add(make: N) -> N:
@@ -191,12 +191,11 @@ def _make_user_maps(model: Model, file: WeightFile, own: list[str]) -> list[Name
         layout = _LAYOUTS["paddle" if file.format == "paddle" else source]
         for make, _ in _USER_MAPS.get((model.name, source), ()):
             names = number_keras_variables(make(), file.arrays)
-            if unknown := [name for name in names if name not in own]:
-                raise ParameterError(
-                    f"models.register_weight_map got the name {unknown[0]!r} for {model.name}, "
-                    f"expected one of its parameters or statistics. `penstock models {model.name}` "
-                    f"lists them.{nearest(unknown[0], own)}"
-                )
+            for name in names:
+                thing = f"models.register_weight_map of {model.name} got the name "
+                expected = "one of its parameters or statistics"
+                why = f"`penstock models {model.name}` lists them."
+                check_known(thing, name, own, why, ParameterError, expected)
             maps.append(NameMap(names, layout))
     return maps
 

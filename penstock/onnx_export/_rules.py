@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._errors import ExportError
+from penstock._errors import ExportError, check_known
 from penstock.onnx_export._graph import Equation, Graph, Value, storage_dtype
 from penstock.onnx_export._windows import flip, pad
 
@@ -111,11 +111,8 @@ def _convert_numbers(graph: Graph, equation: Equation, x: Value) -> Value:
 
 def _reduce_precision(graph: Graph, equation: Equation, x: Value) -> Value:
     bits = equation.params["exponent_bits"], equation.params["mantissa_bits"]
-    if bits not in _PRECISIONS:
-        raise ExportError(
-            f"a rounding got {bits[0]} bits of exponent and {bits[1]} of mantissa, expected those "
-            "of a dtype. ONNX has no such operation. Leave it out of the infer program."
-        )
+    why = "ONNX has no such operation. Leave it out of the infer program."
+    check_known("a rounding got bits of (exponent, mantissa) ", bits, _PRECISIONS, why, ExportError)
     return x
 
 
@@ -139,11 +136,10 @@ def _reduce(kind: str) -> Rule:
         axes = list(equation.params["axes"])
         if not axes:
             return x
-        if equation.primitive.name in ("reduce_and", "reduce_or") and source.aval.dtype != bool:
-            raise ExportError(
-                f"a reduction got bits of {source.aval.dtype}, expected booleans. ONNX has none of "
-                "bits. Compute it of booleans."
-            )
+        if equation.primitive.name in ("reduce_and", "reduce_or"):
+            why = "ONNX has no reduction of bits. Compute it of booleans."
+            name = source.aval.dtype.name
+            check_known("a reduction got bits of ", name, ["bool"], why, ExportError)
         # Runtimes reduce few dtypes.
         is_known = jnp.issubdtype(source.aval.dtype, jnp.floating) or source.aval.dtype in _WHOLE
         dtype = None if is_known else jnp.int64
@@ -264,11 +260,8 @@ def _add_up(graph: Graph, equation: Equation, x: Value) -> Value:
 
 def _sort(graph: Graph, equation: Equation, *inputs: Value) -> list[Value]:
     axis = equation.params["dimension"]
-    if equation.params["num_keys"] > 1:
-        raise ExportError(
-            f"a sort got {equation.params['num_keys']} keys, expected 1. ONNX sorts by one. "
-            "Sort by the second first, then by the first."
-        )
+    why = "ONNX sorts by one. Sort by the second first, then by the first."
+    check_known("a sort got num_keys=", equation.params["num_keys"], [1], why, ExportError)
     size = graph.sizes([equation.invars[0].aval.shape[axis]])
     first, places = graph.ops("TopK", inputs[0], size, num_outputs=2, axis=axis, largest=0)
     rest = [graph.op("GatherElements", value, places, axis=axis) for value in inputs[1:]]

@@ -9,18 +9,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from penstock._errors import ExportError
+from penstock._errors import ExportError, check_known
 from penstock.onnx_export._graph import Equation, Graph, Value
 
 
 def _convolve(graph: Graph, equation: Equation, x: Value, w: Value) -> Value:
     params = equation.params
     input_axes, kernel_axes, output_axes = params["dimension_numbers"]
-    if params["batch_group_count"] != 1:
-        raise ExportError(
-            f"a convolution got batch_group_count={params['batch_group_count']}, expected 1. ONNX "
-            "has no groups of examples. Leave gradients of convolutions out of the infer program."
-        )
+    why = "ONNX has no groups of examples. Leave gradients of convolutions out."
+    count = params["batch_group_count"]
+    check_known("a convolution got batch_group_count=", count, [1], why, ExportError)
     x, w = graph.widen(equation, x, w)
     x, w = graph.transpose(x, input_axes), graph.transpose(w, kernel_axes)
     kernel = [equation.invars[1].aval.shape[axis] for axis in kernel_axes]

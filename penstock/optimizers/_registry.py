@@ -14,7 +14,7 @@ from typing import Literal
 import jax
 import optax
 
-from penstock._errors import UnknownNameError, check_number, listed, nearest
+from penstock._errors import UnknownNameError, check_known, check_number, listed, nearest
 from penstock.optimizers import rules
 from penstock.optimizers._moving_average import with_moving_average
 from penstock.optimizers._schedules import LearningRate, with_learning_rate
@@ -213,7 +213,7 @@ def get(
     optimizer = with_learning_rate(make, learning_rate)
     if max_gradient_norm is not None:
         why = "None leaves gradients as they are."
-        check_number("max_gradient_norm got ", max_gradient_norm, "(0, inf]", why)
+        check_number("max_gradient_norm", max_gradient_norm, "(0, inf]", why)
         # In front: the optimizer, and its moments, see clipped gradients.
         optimizer = optax.chain(optax.clip_by_global_norm(max_gradient_norm), optimizer)
     if moving_average_decay is not None:
@@ -259,11 +259,7 @@ def _find_maker(
     # Asked here, to name the nearest; Python would only refuse.
     first, *parameters = inspect.signature(function).parameters
     for option in options.optax_options:
-        if option not in parameters:
-            raise UnknownNameError(
-                f"optimizers.get got the option {option!r} for optax's {short!r}, expected one of "
-                f"{listed(parameters)}." + nearest(option, parameters)
-            )
+        check_known(f"optimizers.get got for optax's {short!r} the option ", option, parameters)
     return lambda rate: function(**{first: rate}, **options.optax_options)
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from penstock._errors import check_known
+from penstock._errors import check_int, check_known, check_number
 
 DecayType = Literal["fixed", "exponential", "polynomial", "cosine", "one_cycle"]
 DecayScheme = Literal["", "luong234", "luong5", "luong10"]
@@ -222,10 +222,7 @@ def _window(
     fastnn_compat: bool,
 ) -> _Window | None:
     """Return when the rate decays; None where it never does."""
-    if num_steps < 1:
-        raise ValueError(
-            f"schedule got num_steps={num_steps!r}, expected at least 1. It counts the run's steps."
-        )
+    check_int("schedule got num_steps=", num_steps, 1, "It counts the run's steps.")
     decay_type, warmup_steps = options.learning_rate_decay_type, options.warmup_steps
     if decay_type == "fixed":
         return None
@@ -290,12 +287,8 @@ def with_learning_rate(
       ValueError: the number is negative or not finite.
     """
     if not callable(learning_rate):
-        is_number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
-        if not is_number or not 0 <= learning_rate < math.inf:
-            raise ValueError(
-                f"learning_rate got {learning_rate!r}, expected a finite number of 0 or more, or a "
-                "schedule such as optimizers.schedule(...)."
-            )
+        remedy = "Or pass a schedule such as optimizers.schedule(...)."
+        check_number("learning_rate", learning_rate, "[0, inf)", remedy)
         learning_rate = optax.constant_schedule(float(learning_rate))
 
     # One argument of a known name, which is the key in the state that `learning_rate` reads.

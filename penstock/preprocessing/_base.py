@@ -15,6 +15,7 @@ from penstock._errors import (
     LayerContextError,
     PreprocessingError,
     ProgramError,
+    check_int,
     listed,
     message,
     nearest,
@@ -94,13 +95,8 @@ class Preprocessing(abc.ABC):
         Raises:
           PreprocessingError: a size below 1.
         """
-        if min(height, width) < 1:
-            raise self.error(
-                f"the size {height} x {width}",
-                "at least 1 x 1",
-                "It is the network's input, in pixels",
-                "Pass the model's image size, e.g. 224",
-            )
+        why = "It is the network's input, in pixels. Pass the model's image size, e.g. 224."
+        check_int(f"{self._owner}: a side", min(height, width), 1, why, PreprocessingError)
 
     def host(
         self,
@@ -248,6 +244,19 @@ class Preprocessing(abc.ABC):
         if wrong:
             got = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise self.error(got, expected, why, remedy)
+
+    def check_covers(
+        self, image: np.ndarray, rows: int, columns: int, height: int, width: int, remedy: str
+    ) -> None:
+        """Check that a crop lies within an image that was made `rows` x `columns`.
+
+        Raises:
+          PreprocessingError: the crop is larger.
+        """
+        if height > rows or width > columns:
+            got = f"an image of {image.shape[0]} x {image.shape[1]}, made {rows} x {columns}"
+            why = "The crop must lie within the image"
+            raise self.error(got, f"at least {height} x {width}", why, remedy)
 
     def error(self, got: str, expected: str, why: str, remedy: str) -> PreprocessingError:
         """Return an error whose message names this preprocessing."""

@@ -66,7 +66,7 @@ def get(name: str) -> Preprocessing:
     >>> get("inception")
     Inception(dtype=None, fast_mode=True, ...)
     """
-    why = " Networks are not among them: models.get(name).preprocessing says which is theirs."
+    why = "Networks are not among them: models.get(name).preprocessing says which is theirs."
     check_known("preprocessing.get", name, names(), why)
     return _PREPROCESSINGS[name]()
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock._errors import PreprocessingError, check_known
 from penstock.preprocessing.crops import Box
-from penstock.preprocessing.resizing import Sampling, resample_columns, resample_rows
+from penstock.preprocessing.resizing import Sampling, check_pixels, resample_columns, resample_rows
 
 Interpolation = Literal["bilinear", "bicubic"]
 INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
@@ -59,13 +59,10 @@ def resize_antialiased(
     >>> resize_antialiased(ramp, 2, 2)[..., 0].tolist()
     [[36, 52], [98, 114]]
     """
-    if image.ndim != 3 or image.dtype != np.uint8 or 0 in image.shape or min(height, width) < 1:
-        raise PreprocessingError(
-            f"resize_antialiased got an array of shape {list(image.shape)} and dtype "
-            f"{image.dtype}, and the size {height} x {width}, expected [H, W, C] uint8 with pixels "
-            "in it, and a size of at least 1 x 1. An output pixel is a mean of bytes, rounded. "
-            "Give it the decoded image."
-        )
+    check_pixels("resize_antialiased", image, height, width)
+    why = "An output pixel is a mean of bytes, rounded. Give it the decoded image."
+    thing, dtype = "resize_antialiased got an image of ", image.dtype.name
+    check_known(thing, dtype, ["uint8"], why, PreprocessingError)
     check_known("resize_antialiased", method, INTERPOLATIONS)
     top, left, rows, columns = window or Box(0, 0, height, width)
     vertical = _sample(image.shape[0], height, top, top + rows, method)

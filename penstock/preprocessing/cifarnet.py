@@ -62,13 +62,8 @@ class Cifarnet(Preprocessing):
         if random is None:
             return crop_or_pad(image, height, width)
         rows, columns = (size + 2 * self.padding for size in image.shape[:2])
-        if height > rows or width > columns:
-            raise self.error(
-                f"an image of {image.shape[0]} x {image.shape[1]}, padded to {rows} x {columns}",
-                f"at least {height} x {width}",
-                "Images are cropped and never resized",
-                "Ask for a smaller size, resize the images in the reader, or raise padding",
-            )
+        remedy = "Ask for a smaller size, resize the images in the reader, or raise padding"
+        self.check_covers(image, rows, columns, height, width, remedy)
         return random_box(random, rows, columns, height, width).of(pad(image, self.padding))
 
     def draw(self, key: jax.Array) -> CifarnetDraws:

@@ -68,17 +68,22 @@ def resize(
     >>> resize(ramp, 3, 2)[..., 0].tolist()
     [[0.0, 2.0], [5.333333492279053, 7.333333492279053], [10.666666984558105, 12.666666984558105]]
     """
-    if image.ndim != 3 or 0 in image.shape or min(height, width) < 1:
-        raise PreprocessingError(
-            f"resize got an array of shape {list(image.shape)} and the size {height} x {width}, "
-            "expected [H, W, C] with pixels in it, and a size of at least 1 x 1. An output pixel "
-            "is a mean of pixels. Add the channel axis with image[..., None] where it is missing."
-        )
+    check_pixels("resize", image, height, width)
     check_known("resize", method, METHODS)
     top, left, rows, columns = window or Box(0, 0, height, width)
     vertical = _SAMPLINGS[method](image.shape[0], height, top, top + rows)
     horizontal = _SAMPLINGS[method](image.shape[1], width, left, left + columns)
     return resample_columns(resample_rows(image, vertical, _mix_floats), horizontal, _mix_floats)
+
+
+def check_pixels(function: str, image: np.ndarray, height: int, width: int) -> None:
+    """Raise unless an image can be resized: `[H, W, C]` with pixels in it, to at least one."""
+    if image.ndim != 3 or 0 in image.shape or min(height, width) < 1:
+        raise PreprocessingError(
+            f"{function} got an array of shape {list(image.shape)}, the size {height} x {width}, "
+            "expected [H, W, C] with pixels in it, and a size of at least 1 x 1. An output pixel "
+            "is a mean of pixels. Add the channel axis with image[..., None] where it is missing."
+        )
 
 
 def resample_rows(image: np.ndarray, sampling: Sampling, mix: Mix) -> np.ndarray:

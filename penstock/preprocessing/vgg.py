@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from penstock._errors import PreprocessingError, check_number
 from penstock.preprocessing import colour
 from penstock.preprocessing._base import Preprocessing
 from penstock.preprocessing._registry import register
@@ -61,13 +62,10 @@ class Vgg(Preprocessing):
           PreprocessingError: its shorter side is above `resize_side_min`, or a size is below 1.
         """
         super().check_size(height, width)
-        if min(height, width) > self.resize_side_min:
-            raise self.error(
-                f"the size {height} x {width}",
-                f"a shorter side of at most resize_side_min={self.resize_side_min}",
-                "It is cut from images whose shorter side may be that small",
-                f"Pass resize_side_min={min(height, width) * 8 // 7}, or more",
-            )
+        side, most = min(height, width), self.resize_side_min
+        why = f"Images are resized to it. Pass resize_side_min={side * 8 // 7}, or more."
+        thing = f"preprocessing.Vgg got resize_side_min={most} and a shorter side of "
+        check_number(thing, side, f"[1, {most}]", why, PreprocessingError)
 
     def crop(
         self, image: np.ndarray, height: int, width: int, random: np.random.Generator | None
@@ -77,13 +75,8 @@ class Vgg(Preprocessing):
         if random is not None:
             side += int(random.integers(self.resize_side_max - side + 1))
         rows, columns = _find_resized_size(image.shape[0], image.shape[1], side)
-        if height > rows or width > columns:
-            raise self.error(
-                f"an image of {image.shape[0]} x {image.shape[1]}, resized to {rows} x {columns}",
-                f"at least {height} x {width}",
-                "The crop must lie within the image",
-                "Ask for a smaller size, or raise resize_side_min",
-            )
+        remedy = "Ask for a smaller size, or raise resize_side_min"
+        self.check_covers(image, rows, columns, height, width, remedy)
         if random is None:
             box = Box((rows - height) // 2, (columns - width) // 2, height, width)
         else:

@@ -15,7 +15,7 @@ from penstock import _mesh, _metrics
 from penstock._errors import (
     FixedAttributes,
     ProgramError,
-    check_count,
+    check_int,
     check_known,
 )
 from penstock._mesh import StateSharding
@@ -254,7 +254,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
           UnknownNameError: there is no such mode or objective.
           ProgramError: the builder has no `infer_func`.
         """
-        check_count("inspect(batch_size)", batch_size, 1)
+        check_int("inspect(batch_size)", batch_size, 1)
         name = self.choose_objective(objective) if mode in ("train", "test") else ""
         programs = self.programs
         if as_on_accelerators:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import optax
 
+from penstock._errors import check_type
 from penstock._parameter_names import parse
 
 SINGLE = "train"
@@ -61,13 +63,11 @@ class Objective:
 
 
 def check_program_func(owner: str, function: object) -> None:
-    if not callable(function):
-        raise TypeError(
-            f"{owner} got {type(function).__name__} as program function, expected a function "
-            "without arguments. Pass the function itself, not what it returns."
-        )
+    remedy = "Pass the function itself, not what it returns."
+    expected = f"a program function, one without arguments. {remedy}"
+    check_type(owner, function, Callable, expected)
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(cast("Callable[[], object]", function))
     except (TypeError, ValueError):  # of some that are written in C
         return
     try:
@@ -87,7 +87,7 @@ def check_program_func(owner: str, function: object) -> None:
 
 
 def _resolve_optimizer(
-    optimizer: object,
+    optimizer: Any,
 ) -> optax.GradientTransformationExtraArgs | None:
     if optimizer is None:
         return None
@@ -101,12 +101,9 @@ def _resolve_optimizer(
                 "takes some: optax.adam(1e-3), not optax.adam."
             )
             raise
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"optimizer got {type(optimizer).__name__}, expected an optax transformation such as "
-            "optax.adam(1e-3), or a function without arguments that returns one. Of "
-            "optax.MultiSteps pass .gradient_transformation()."
-        )
+    what = "an optax transformation such as optax.adam(1e-3), or a function that returns one"
+    expected = f"{what}. Of optax.MultiSteps pass .gradient_transformation()."
+    check_type("optimizer", optimizer, optax.GradientTransformation, expected)
     # So every optimizer may be given the loss and the functions that line searches ask for.
     return optax.with_extra_args_support(optimizer)
 

@@ -17,7 +17,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from penstock import _mesh
-from penstock._errors import check_count, check_installed, nearest
+from penstock._errors import check_installed, check_int, nearest
 from penstock._padded_batches import Rows
 from penstock._program.precision import Precision, PrecisionName
 from penstock._text_tables import align_rows, scale_bytes
@@ -174,7 +174,7 @@ def plan(
     >>> planned.fits, planned.num_operations * planned.num_devices
     (True, 16384.0)
     """
-    check_count("plan(batch_size)", batch_size, 1)
+    check_int("plan(batch_size)", batch_size, 1)
     name, mesh = builder.choose_objective(objective), builder.mesh
     if topology is not None:
         devices, num_per_part = describe_devices(topology), mesh.size // _mesh.count_parts(mesh)

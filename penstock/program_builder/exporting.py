@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock import _mesh, _model_file, _parameter_names
-from penstock._errors import ProgramError, listed
+from penstock._errors import ProgramError, check_known, listed
 from penstock._model_file import SCALE, Field, Manifest
 from penstock._padded_batches import Rows
 from penstock._parameter_names import spell
@@ -55,8 +55,7 @@ def export(
 ) -> Export:
     """Return the infer program and what it needs, for a model file."""
     probe = programs.infer_probe
-    if weights not in get_args(WeightDtype):
-        raise ValueError(f"weights got {weights!r}, expected one of {get_args(WeightDtype)}.")
+    check_known("weights", weights, get_args(WeightDtype), error=ValueError)
     if isinstance(platforms, str) or not platforms or not set(platforms) <= {*_PLATFORMS}:
         raise ValueError(f"platforms got {platforms!r}, expected some of {listed(_PLATFORMS)}.")
     if metrics := [item.label for item in probe.structure.items if item.is_metric]:

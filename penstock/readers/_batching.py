@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import nearest
+from penstock._errors import check_int, nearest
 from penstock.readers import _tree
-from penstock.readers._errors import FeatureError, check_int
+from penstock.readers._errors import FeatureError
 
 # Below, looking the buffer up costs more than the copy that it saves.
 _MIN_PLACED_BYTES = 1 << 12
@@ -189,7 +189,7 @@ class Padding:
 
     def __post_init__(self) -> None:
         if self.max_length is not None:
-            check_int("Padding(max_length)", self.max_length, 1, "It counts rows of an entry")
+            check_int("Padding(max_length)", self.max_length, 1, "It counts rows of an entry.")
 
 
 def add_lengths(sample: Any, padding: Mapping[str, Padding]) -> object:

@@ -247,6 +247,14 @@ def check_state(kind: str, got: object, expected: object, why: str) -> None:
         )
 
 
+def refuse_short(kind: str, num_read: int, num_saved: int) -> ReaderStateError:
+    """Return the error of a source that ends before the position to restore."""
+    return ReaderStateError(
+        f"{kind} got {num_read} items, expected at least the {num_saved} of the saved position. "
+        "The source is shorter than in the run that was saved. Give the reader that run's data."
+    )
+
+
 def reader_length(reader: object) -> int | None:
     """Return the number of items a pass yields, `None` where the reader does not know."""
     # Not by `hasattr`: a decorator has `__len__`, which raises where its source has none, as that

@@ -1,14 +1,10 @@
-"""The errors of readers, notes on the errors of others, and a check of numbers."""
+"""The errors of readers, and notes on the errors of others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from penstock._errors import ReaderError, message
-
-Choice = TypeVar("Choice")
+from penstock._errors import ReaderError
 
 
 class ShardError(ReaderError):
@@ -96,25 +92,3 @@ def note(error: BaseException, origin: str) -> None:
         raise failure from error
     if origin not in getattr(error, "__notes__", ()):
         error.add_note(origin)
-
-
-def check_int(
-    thing: str, value: object, minimum: int, why: str, error: type[ValueError] = ValueError
-) -> int:
-    """Return `value` if it is an int of at least `minimum`.
-
-    >>> check_int("firstn(n)", 3, 0, "It counts samples")
-    3
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        expected = f"an int >= {minimum}"
-        raise error(message(thing, repr(value), expected, why, f"Pass {expected}"))
-    return value
-
-
-def check_choice(thing: str, value: Choice, choices: Sequence[Choice], why: str) -> Choice:
-    """Return `value` if it is one of the choices."""
-    if value not in choices:
-        expected = " or ".join(map(repr, choices))
-        raise ValueError(message(thing, repr(value), expected, why, "Pass one of them"))
-    return value

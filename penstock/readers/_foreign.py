@@ -9,7 +9,14 @@ from typing import Any
 from penstock._json_values import decode_bytes, encode_bytes
 from penstock._parent_watch import WatchedChildren, warn_of_forked_workers
 from penstock.readers import _tree
-from penstock.readers._contract import Item, IteratorBase, ReaderBase, ReaderLike, State
+from penstock.readers._contract import (
+    Item,
+    IteratorBase,
+    ReaderBase,
+    ReaderLike,
+    State,
+    refuse_short,
+)
 from penstock.readers._errors import ReaderExhaustedError, note
 
 
@@ -141,11 +148,7 @@ class ForeignIterator(IteratorBase[Item]):
         for self._position in range(1, count + 1):
             # A marker that no source yields: `None` may be an item.
             if next(self._iterator, self) is self:
-                raise ValueError(
-                    f"reader {self._owner.name} got {self._position - 1} items, expected at least "
-                    f"the {count} of the saved position. The source is shorter than in the run "
-                    "that was saved. Give the reader the data of the run that was saved."
-                )
+                raise refuse_short(f"reader {self._owner.name}", self._position - 1, count)
 
     def _reopen(self) -> None:
         # Asked first: what is read only once cannot go back, and goes on where it is.

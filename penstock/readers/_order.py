@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock._errors import check_int, check_known
 from penstock.readers._contract import State, check_state
-from penstock.readers._errors import check_int
 from penstock.readers.sharding import BatchSize, Shard, resolve_batch_size
 
 RowIndices = slice | np.ndarray
@@ -42,16 +42,15 @@ class RecordOrder:
     step: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_int("seed", self.seed, 0, "It seeds a numpy generator")
+        check_int("seed", self.seed, 0, "It seeds a numpy generator.")
         size = self.batch_size
         step = self.shard.count if size is None else resolve_batch_size(size, self.shard)
         object.__setattr__(self, "step", step)
-        if self.shard.rule != "records" and not self.file_sizes:
-            raise ValueError(
-                f"Shard(rule={self.shard.rule!r}) got a source without files, expected "
-                "rule='records'. That divides by record."
-            )
-        if self.file_sizes:
+        if not self.file_sizes:
+            thing = "Shard of a source without files got rule="
+            why = "That divides by record."
+            check_known(thing, self.shard.rule, ["records"], why, ValueError)
+        else:
             # Raises where there are fewer files than processes: now, not in the first epoch.
             self.file_ranges(self.shard)
             self.shard.warn_if_uneven(len(self.file_names))
@@ -130,7 +129,7 @@ class RecordOrder:
         """Return what has to be the same for a position to be that of the same sample."""
         meaning: State = {
             "num_records": self.num_records,
-            "seed": self.seed,
+            "seed": int(self.seed),  # which JSON holds, and not numpy's
             "shuffle": self.shuffle,
             "rule": self.shard.rule,
         }

@@ -18,8 +18,9 @@ from concurrent.futures import BrokenExecutor, CancelledError
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args
 
+from penstock._errors import check_known
 from penstock._parent_watch import end_with_parent
-from penstock.readers._errors import check_choice, note
+from penstock.readers._errors import note
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -39,8 +40,8 @@ _PROCESS_ENDED = (
 
 def check_workers(thing: str, workers: str, travellers: Mapping[str, object]) -> None:
     """Check the kind of workers, and that what is sent to processes can be pickled."""
-    why = "Threads suit what releases the GIL (opencv, numpy), processes plain Python"
-    check_choice(f"{thing}(workers)", workers, get_args(Workers), why)
+    why = "Threads suit what releases the GIL (opencv, numpy), processes plain Python."
+    check_known(f"{thing}(workers)", workers, get_args(Workers), why, ValueError)
     if workers == "process":
         for name, value in travellers.items():
             try:

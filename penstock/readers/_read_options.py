@@ -9,9 +9,8 @@ from typing import Any, Literal, TypedDict, get_args
 import numpy as np
 
 from penstock._cores import num_usable_cores
-from penstock._errors import nearest
+from penstock._errors import check_int, check_known, check_type
 from penstock.readers._batching import Padding
-from penstock.readers._errors import check_choice, check_int
 from penstock.readers._order import RecordOrder
 from penstock.readers._read_ahead import Workers as Workers
 from penstock.readers._read_ahead import check_workers
@@ -103,19 +102,15 @@ class ReadOptions:
     cache_records: bool = False
 
     def __post_init__(self) -> None:
-        why = "A record that cannot be read stops the run or is left out and counted"
-        check_choice(f"{self.name}(on_error)", self.on_error, get_args(OnError), why)
+        why = "A record that cannot be read stops the run or is left out and counted."
+        check_known(f"{self.name}(on_error)", self.on_error, get_args(OnError), why, ValueError)
         if self.num_workers is not None:
-            why = "0 decodes in the calling thread, None is one worker a core"
+            why = "0 decodes in the calling thread, None is one worker a core."
             check_int(f"{self.name}(num_workers)", self.num_workers, 0, why)
         for entry, padding in self.pad.items():
-            if not isinstance(padding, Padding):
-                raise TypeError(
-                    f"{self.name}(pad[{entry!r}]) got {padding!r}, expected a readers.Padding. It "
-                    "says what padding holds and how long entries are. Pass e.g. "
-                    "readers.Padding(value=0, max_length=128)."
-                )
-        check_int(f"{self.name}(look_ahead)", self.look_ahead, 0, "It counts batches")
+            expected = "a readers.Padding, such as readers.Padding(value=0, max_length=128)."
+            check_type(f"{self.name}(pad[{entry!r}])", padding, Padding, expected)
+        check_int(f"{self.name}(look_ahead)", self.look_ahead, 0, "It counts batches.")
         check_workers(self.name, self.workers, {"decode": self.decode, "augment": self.augment})
         # When the reader is made: its files may be indexed much later.
         if self.batch_size is not None:
@@ -132,11 +127,9 @@ class ReadOptions:
           TypeError: a keyword that is none.
         """
         names = list(ReadKeywords.__annotations__)
-        if unknown := [key for key in keywords if key not in names]:
-            raise TypeError(
-                f"{name} got an unexpected keyword argument {unknown[0]!r}, expected one of its "
-                f"own or of ReadOptions: {', '.join(names)}.{nearest(unknown[0], names)}"
-            )
+        for key in keywords:
+            thing, why = f"{name} got an unexpected keyword argument ", "They are ReadOptions."
+            check_known(thing, key, names, why, TypeError)
         options: dict[str, Any] = dict(keywords)
         # `None` for it is a default that is made anew each time.
         if options.get("pad") is None:

@@ -13,8 +13,7 @@ from typing import Literal, TypedDict, Unpack, get_args
 
 import numpy as np
 
-from penstock._errors import nearest
-from penstock.readers._errors import check_choice, check_int
+from penstock._errors import check_int, check_known, nearest
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader
 from penstock.readers.sharding import BatchSize
@@ -88,14 +87,16 @@ class ImageFolder:
         self.size = size
         self.shorter_side = shorter_side
         if shorter_side is not None:
-            check_int("image_folder(shorter_side)", shorter_side, 1, "It counts pixels")
+            check_int("image_folder(shorter_side)", shorter_side, 1, "It counts pixels.")
             if size is not None:
                 raise ValueError(
                     f"image_folder(shorter_side) got {shorter_side}, with size={size}, expected "
                     "one of the two. Leave size out to keep the shape of each image."
                 )
-        self.fit = check_choice("image_folder(fit)", fit, get_args(Fit), "It says what is cut off")
-        self.channels = check_choice("image_folder(channels)", channels, (1, 3), "Gray or RGB")
+        why = "It says what is cut off."
+        check_known("image_folder(fit)", fit, get_args(Fit), why, ValueError)
+        check_known("image_folder(channels)", channels, (1, 3), "Gray or RGB.", ValueError)
+        self.fit, self.channels = fit, channels
         self.class_names = _find_classes(self.path, class_names)
         self.files: list[str] = []
         self.left_out: Counter[str] = Counter()

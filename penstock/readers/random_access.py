@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeGuard, TypeVar, Unpack
 
+from penstock._errors import check_int
 from penstock.readers import _tree
-from penstock.readers._errors import check_int, note
+from penstock.readers._errors import note
 from penstock.readers._order import RecordOrder
 from penstock.readers._random_access_reader import Decoder, RandomAccessReader
 from penstock.readers._read_ahead import check_workers

@@ -27,7 +27,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from penstock._errors import check_known
+from penstock._errors import check_int, check_known
 from penstock.readers._errors import ShardError
 
 ShardRule = Literal["records", "files_round_robin", "files_contiguous"]
@@ -63,8 +63,21 @@ class Shard:
                 f"Shard got index={self.index}, count={self.count}, expected 0 <= index < count. "
                 "Processes count from 0. Leave it out for the part of this process."
             )
-        why = " Leave it out to divide by record."
+        why = "Leave it out to divide by record."
         check_known("Shard rule", self.rule, get_args(ShardRule), why, ShardError)
+
+    def check_division(self, argument: str, size: int) -> None:
+        """Check that a number of samples of the global batch divides over the processes.
+
+        Raises:
+          ShardError: the parts would differ, and with them the programs that are compiled.
+        """
+        if size % self.count:
+            raise ShardError(
+                f"{argument} got {size} over {self.count} processes, expected a multiple of "
+                f"{self.count}. It is of the global batch, and every process reads an equal part "
+                f"of it. Pass {size + -size % self.count} on any number of processes."
+            )
 
     def rows(self, start: int, stop: int) -> tuple[int, int]:
         """Return this process's contiguous part of the positions `[start, stop)`.
@@ -187,16 +200,8 @@ BatchSize = int | PerDevice
 def resolve_batch_size(batch_size: BatchSize, shard: Shard | None = None) -> int:
     """Return the global batch size, checked against the shard."""
     size = batch_size.global_batch_size if isinstance(batch_size, PerDevice) else batch_size
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(
-            f"batch_size got {batch_size!r}, expected an int >= 1. A batch is a number of samples. "
-            "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)."
-        )
-    # Equal parts: unequal ones would compile another program on some processes.
-    if shard is not None and size % shard.count:
-        raise ShardError(
-            f"batch_size got {size} over {shard.count} processes, expected a multiple of "
-            f"{shard.count}. batch_size is the global batch, and every process reads an equal part "
-            f"of it. Pass {size + -size % shard.count}."
-        )
+    why = "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)."
+    size = check_int("batch_size", size, 1, f"A batch is a number of samples. {why}")
+    if shard is not None:
+        shard.check_division("batch_size", size)
     return size

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock._errors import check_count, listed, nearest
-from penstock.readers._errors import ShardError, check_int
+from penstock._errors import check_int, check_known, check_type
+from penstock.readers._errors import ShardError
 from penstock.readers._random_access_reader import RandomAccessReader
 from penstock.readers.datasets.splits import spread_classes
 from penstock.readers.images import ImageFolder
@@ -90,32 +90,26 @@ def folds(
     >>> [len(next(iter(test))["x"]) for train, test in folds(reader, 3)]
     [2, 2, 2]
     """
-    check_count("folds(k)", k, 2)
+    check_int("folds(k)", k, 2)
     parts = _deal(reader, np.arange(1, k + 1) / k, seed, by, "folds")
     pairs = [(np.concatenate(parts[:n] + parts[n + 1 :]), part) for n, part in enumerate(parts)]
     return [(_take(reader, np.sort(a)), _take(reader, np.sort(b))) for a, b in pairs]
 
 
 def _deal(
-    reader: object,
+    reader: ArrayReader[Any] | RandomAccessReader,
     ends: np.ndarray,
     seed: int,
     by: str | Sequence[object] | np.ndarray | None,
     owner: str,
 ) -> list[np.ndarray]:
-    if not isinstance(reader, (ArrayReader, RandomAccessReader)):
-        raise TypeError(
-            f"{owner} got {type(reader).__name__}, expected a reader of arrays, indexed, "
-            "image_folder or record files. Parts are made of samples that are reached by number. "
-            "Split first, and put decorators around the parts."
-        )
-    check_int("seed", seed, 0, "It seeds a numpy generator")
+    expected = "a reader of arrays, indexed, image_folder or record files"
+    remedy = "Split first, and put decorators around the parts."
+    check_type(owner, reader, ArrayReader | RandomAccessReader, f"{expected}. {remedy}")
+    check_int("seed", seed, 0, "It seeds a numpy generator.")
     order = reader.order
-    if order.shard.rule != "records":
-        raise ShardError(
-            f"{owner} got a reader with Shard(rule={order.shard.rule!r}), expected "
-            "rule='records'. A part has records of all files. Leave the rule out."
-        )
+    why = "A part has records of all files. Leave the rule out."
+    check_known(f"{owner} of a reader got rule=", order.shard.rule, ["records"], why, ShardError)
     number = order.num_records
     rows = np.random.Generator(np.random.PCG64(seed)).permutation(number)
     if by is not None:
@@ -166,15 +160,11 @@ def _read_column(
             return source.labels[rows].reshape(len(rows), -1)
         first = source[int(rows[0])]
         columns = first if isinstance(first, Mapping) else {}
-        if name in columns:
-            samples: list[Mapping[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
-            return np.asarray([sample[name] for sample in samples]).reshape(len(rows), -1)
     else:
         columns = {}
-    raise ValueError(
-        f"{owner} got by={name!r}, expected one of {listed(columns)}, or an array of a value for "
-        f"each sample. What has no columns is not searched for one.{nearest(name, columns)}"
-    )
+    check_known(f"{owner} got by=", name, columns, "Or pass a value for each sample.", ValueError)
+    samples: list[Mapping[str, object]] = [source[int(row)] for row in rows]  # pyright: ignore
+    return np.asarray([sample[name] for sample in samples]).reshape(len(rows), -1)
 
 
 def _take(reader: AnyReader, rows: np.ndarray) -> AnyReader:

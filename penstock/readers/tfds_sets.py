@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from penstock._errors import check_installed, nearest
+from penstock._errors import check_installed, check_known
 from penstock.readers._errors import DatasetNotFoundError
 from penstock.readers._read_options import ReadKeywords, ReadOptions
 from penstock.readers.random_access import IndexedReader, Source
@@ -37,11 +37,8 @@ class KeptFeatures:
         # A record is decoded only where there are names to check.
         names = list(source[0]) if self.features else []
         for feature in self.features or ():
-            if feature not in names:
-                raise ValueError(
-                    f"tfds({name!r}, features=) got {feature!r}, expected names among "
-                    f"{names}.{nearest(feature, names)} Leave features out to keep them all."
-                )
+            why = "Leave features out to keep them all."
+            check_known(f"tfds({name!r}, features=)", feature, names, why, ValueError)
 
     def __len__(self) -> int:
         return len(self.source)

@@ -29,7 +29,7 @@ def check_confidence(confidence: float | None) -> None:
     """Raise unless it is a share between 0 and 1, or None."""
     if confidence is not None:
         why = "0.95 is usual. It is how often such an interval holds the value of all data."
-        check_number("confidence got ", confidence, "(0, 1)", why)
+        check_number("confidence", confidence, "(0, 1)", why)
 
 
 class Resamples:

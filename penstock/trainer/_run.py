@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from penstock import _metrics, _reader_items, events, metrics
-from penstock._errors import NonFiniteError, check_count
+from penstock._errors import NonFiniteError, check_int
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import DeviceBatch
 from penstock._parameter_updates import MeasuredSteps
@@ -84,7 +84,7 @@ class Run:
             self.emit(begin)
             name, every = "BeginTraining.updates_every", begin.updates_every
             if every != 0:
-                check_count(name, every, 0)
+                check_int(name, every, 0)
             # A process that ran a program alone would leave the others waiting in theirs.
             self.updates_every = math.gcd(*self.group.exchange(name, operator.index(every)))
             self._run_epochs(event_handler, num_epochs)

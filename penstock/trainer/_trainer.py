@@ -23,7 +23,7 @@ from penstock._errors import (
     FixedAttributes,
     ProgramError,
     check_choice,
-    check_count,
+    check_int,
     check_known,
     listed,
 )
@@ -160,9 +160,9 @@ class Trainer(FixedAttributes):
         parameter_sharding: ParameterSharding = (),
     ) -> None:
         # What can be wrong is told first; parameters come last, where no checkpoint brought any.
-        check_count("steps_per_call", steps_per_call, 1)
-        check_choice("Trainer", "on_non_finite", on_non_finite, get_args(OnNonFinite))
-        check_choice("Trainer", "on_unequal", on_unequal, get_args(OnUnequal))
+        check_int("steps_per_call", steps_per_call, 1)
+        check_choice("Trainer got on_non_finite=", on_non_finite, get_args(OnNonFinite))
+        check_choice("Trainer got on_unequal=", on_unequal, get_args(OnUnequal))
         if on_non_finite == "roll_back" and checkpoint is None:
             raise ValueError(
                 "on_non_finite got 'roll_back' without checkpoints, expected checkpoint=... beside "
@@ -246,7 +246,7 @@ class Trainer(FixedAttributes):
           NonFiniteError: a loss was nan or infinite.
           CheckpointError: checkpoints could not be written; raised when training has ended.
         """
-        check_count("num_epochs", num_epochs, 0)
+        check_int("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
         if self._status.resumed_leaves:
             self._return_to_checkpoint()
@@ -635,7 +635,7 @@ class Trainer(FixedAttributes):
           FloatingPointError: names the step; its cause shows the line of the program function.
         """
         if step is not None:
-            check_count("replay step", step, 0)
+            check_int("replay step", step, 0)
         programs, bad = self.builder.programs, self._status.bad_steps
         order = feed_order or self._status.feed_order
         fields = _reader_items.Fields(programs.network.inputs["train"], order)
@@ -816,7 +816,7 @@ def choose_update_order(
         return tuple(objectives)
     for name, count in schedule.items():
         check_known("schedule", name, objectives)
-        check_count(f"schedule of {name!r}", count, 0)
+        check_int(f"schedule of {name!r}", count, 0)
     # All updates of one objective in a row: as many critic steps, then one generator step.
     order = tuple(name for name, count in schedule.items() for _ in range(count))
     if not order:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from penstock import _metrics, _reader_items
-from penstock._errors import FeedError, ProgramError, listed, nearest
+from penstock._errors import FeedError, ProgramError, check_known, listed
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import Share
 from penstock._program.frame import Variables
@@ -141,11 +141,7 @@ class Prediction:
         kept: dict[str, Column] = {}
         # What fills up for a process without examples has the inputs alone.
         for name in self._kept_names if size else ():
-            if name not in feed:
-                raise FeedError(
-                    f"keep got {name!r}, expected columns that the reader yields: {listed(feed)}."
-                    + nearest(name, map(str, feed))
-                )
+            check_known("keep", name, feed, "They are what the reader yields.", FeedError)
             kept[name] = value = _as_column(feed[name])
             if len(value) != size:
                 raise FeedError(

@@ -201,7 +201,7 @@ def test_checkpoint_of_a_newer_format_is_refused_by_its_number(run, left):
             body = file.metadata()["body"].replace('"format": 1', '"format": 3')
         crc = google_crc32c.value(body.encode())
         save_file(load_file(path), path, {"body": body, "crc32c": str(crc)})
-    with pytest.raises(ps.CheckpointError, match="got format 3, expected 2 or less"):
+    with pytest.raises(ps.CheckpointError, match="got format 3, expected a number from 0 to 2"):
         train_line(every_step(left))
 
 

@@ -284,7 +284,7 @@ def test_ports_of_neighbours_differ_and_are_none_that_is_taken():
             {**TORCH, "WORLD_SIZE": "two"},
             "the environment variable WORLD_SIZE got 'two', expected a number from 0.",
         ),
-        ({**TORCH, "WORLD_SIZE": "0"}, "WORLD_SIZE got 0, expected 1 or more."),
+        ({**TORCH, "WORLD_SIZE": "0"}, "WORLD_SIZE got 0, expected an integer of 1 or more."),
         ({**SKYPILOT, "SKYPILOT_NODE_IPS": ""}, "SKYPILOT_NODE_RANK=1 without SKYPILOT_NODE_IPS"),
         (
             MPICH,

@@ -104,8 +104,8 @@ def test_after_the_first_computation_it_is_too_late():
             {"hosts": ["198.51.100.1:1", "198.51.100.2:2"]},
             f"198.51.100.2:2: none of this machine, {socket.gethostname()}, expected one of this",
         ),
-        ({"heartbeat_secs": 0}, "heartbeat_secs got 0, expected a number of seconds above 0."),
-        ({"hang_secs": float("nan")}, "hang_secs got nan, expected a number of seconds above 0."),
+        ({"heartbeat_secs": 0}, "heartbeat_secs got 0, expected a finite number above 0. So"),
+        ({"hang_secs": float("nan")}, "hang_secs got nan, expected a finite number above 0. So"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(never_joins, arguments, message):
@@ -115,7 +115,9 @@ def test_arguments_that_do_not_fit_are_named(never_joins, arguments, message):
 
 def test_variable_of_seconds_is_named_where_it_is_none(never_joins, monkeypatch):
     monkeypatch.setenv("PENSTOCK_HANG_SECS", "soon")
-    text = "the environment variable PENSTOCK_HANG_SECS got 'soon', expected a number of seconds"
+    text = (
+        "the environment variable PENSTOCK_HANG_SECS got 'soon', expected a finite number above 0"
+    )
     with pytest.raises(ValueError, match=text):
         ps.distributed.initialize()
 

@@ -218,7 +218,7 @@ def test_calls_outside_the_block_are_refused():
         broken_block(lambda rnn: rnn.step_input(WORDS), layers.StaticRNN)
     with pytest.raises(ps.ProgramError, match=r"got an input of \['ArrayImpl'\], expected"):
         layers.dynamic_rnn(lambda old, x: (old, x), jnp.zeros([2]), jnp.ones([2, 3]))
-    with pytest.raises(ps.ProgramError, match=r"got a memory of shape \(3,\), expected \[B, ...\]"):
+    with pytest.raises(ps.ProgramError, match=r"got a memory of shape \(3,\), expected \[2, ...\]"):
         layers.dynamic_rnn(lambda old, x: (old, x), jnp.zeros([3]), WORDS)
 
 

@@ -56,9 +56,8 @@ def test_path_in_place_of_an_open_file_is_refused(name, tmp_path):
 @pytest.mark.parametrize("names", [None, 3, [1], ("loss", "loss")], ids=str)
 def test_names_that_are_no_strings_or_not_distinct_are_refused(name, names, tmp_path):
     expected = "each name once" if isinstance(names, tuple) else "a list of strings"
-    with pytest.raises(
-        (TypeError, ValueError), match=re.escape(f"got {names}, expected {expected}")
-    ):
+    got = 1 if names == [1] else names
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"got {got}, expected {expected}")):
         make(name, tmp_path, names=names)
 
 
@@ -70,30 +69,50 @@ MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
     [
         ("StopAt", {}, "StopAt got neither step nor seconds, expected one or both. They"),
         ("StopAt", {"step": -1}, "step got -1, expected an integer of 0 or more"),
-        ("StopAt", {"seconds": float("nan")}, "StopAt got seconds=nan, expected 0 or more"),
-        ("StopAt", {"seconds": "5"}, "StopAt got seconds='5', expected 0 or more"),
+        (
+            "StopAt",
+            {"seconds": float("nan")},
+            "StopAt got seconds=nan, expected a number of 0 or more",
+        ),
+        ("StopAt", {"seconds": "5"}, "StopAt got seconds='5', expected a number of 0 or more"),
         ("EarlyStopping", {"patience": 0}, "patience got 0, expected an integer of 1 or more"),
-        ("EarlyStopping", {"min_delta": -1}, "got min_delta=-1, expected 0 or more. It is by how"),
-        ("EarlyStopping", {"mode": "auto"}, "got mode='auto', expected 'min' or 'max'. It says"),
+        (
+            "EarlyStopping",
+            {"min_delta": -1},
+            "got min_delta=-1, expected a number of 0 or more. It is by",
+        ),
+        (
+            "EarlyStopping",
+            {"mode": "auto"},
+            "got mode='auto', expected one of 'min', 'max'. It says",
+        ),
         ("EarlyStopping", {"reader": [], "test": print}, "got reader and test, expected one of"),
         ("ReduceOnPlateau", {"factor": 1}, "got factor=1, expected a number between 0 and 1. The"),
         ("ReduceOnPlateau", {"factor": 0.0}, "got factor=0.0, expected a number between 0 and 1."),
-        ("ReduceOnPlateau", {"min_scale": -1}, "got min_scale=-1, expected 0 or more. The scale"),
+        (
+            "ReduceOnPlateau",
+            {"min_scale": -1},
+            "got min_scale=-1, expected a number of 0 or more. The sc",
+        ),
         ("ReduceOnPlateau", {"cooldown": -1}, "cooldown got -1, expected an integer of 0 or more"),
         (
             "LearningRateFinder",
             {"low": 1.0, "high": 0.1},
-            "got low=1.0, high=0.1 and base_learning",
+            "got high=0.1, expected a finite number above 1",
         ),
         ("LearningRateFinder", {"low": 0.0}, "got low=0.0"),
-        ("LearningRateFinder", {"base_learning_rate": 0.0}, "base_learning_rate=0.0, expected 0 <"),
+        (
+            "LearningRateFinder",
+            {"base_learning_rate": 0.0},
+            "base_learning_rate=0.0, expected a fin",
+        ),
         ("LearningRateFinder", {"num_steps": 9}, "num_steps got 9, expected an integer of 10 or"),
         ("LearningRateFinder", {"path": "a.gif"}, "Finder got 'a.gif', expected a name that ends"),
         ("Profile", {"first_step": -1}, "first_step got -1, expected an integer of"),
         ("Profile", {"num_steps": 0}, "num_steps got 0, expected an integer of"),
         ("Gradients", {"every_steps": 0}, "every_steps got 0"),
         ("ReduceOnPlateau", {"factor": "a"}, "got factor='a', expected a number between 0 and 1"),
-        ("LearningRateFinder", {"low": "a"}, "got low='a', .*, expected 0 < low < high"),
+        ("LearningRateFinder", {"low": "a"}, "got low='a', expected a finite number above 0"),
         ("Progress", {"stop_at": "a"}, "stop_at got 'a', expected an integer of 0 or more"),
         ("Profile", {"top": True}, "top got True, expected an integer of 1 or more"),
         (
@@ -107,7 +126,7 @@ MONITORING = ["Evaluate", "EarlyStopping", "ReduceOnPlateau"]
         ("Evaluate", {"every_epochs": 0}, "every_epochs got 0, expected an integer of 1 or more"),
         ("Plot", {"path": "a.jpg"}, "Plot got 'a.jpg', expected .* in .png, .svg, .pdf. The suf"),
         ("Report", {"path": "a.pdf"}, "got 'a.pdf', expected a name that ends in .html"),
-        ("Report", {"path": "."}, "got the folder '.', expected the name of a file.* Pass 'report"),
+        ("Report", {"path": "."}, "got the folder '.', expected a file, e.g. 'name.html'"),
         ("Report", {"classes": ("a",)}, "Report got classes without a reader, expected both"),
         ("Report", {"infer": print}, "Report got infer without a reader, expected both"),
         ("Report", {"num_samples": -1}, "num_samples got -1, expected an integer of 0 or more"),
@@ -157,7 +176,7 @@ def test_numpy_integer_is_an_interval(capsys):
         (lambda: handlers.MLflow(hyperparameters=3), "MLflow got hyperparameters=3, expected a di"),
         (
             lambda: handlers.TensorBoard("logs", images=3),
-            "TensorBoard got images of type int, expected a function without arguments",
+            "TensorBoard got images=3, expected a function that returns images by name",
         ),
     ],
 )

@@ -43,14 +43,14 @@ DENSE = {
     "fc got 2 inputs and 1 param_attr": lambda: layers.fc([data(4)] * 2, 5, param_attr=[None]),
     "layers.fc got param_attr=3, expected a Param": lambda: layers.fc(data(4), 5, param_attr=3),
     r"'fc_0/w' got shape \(4, 0\), expected positive integers": lambda: layers.fc(data(4), 0),
-    "layers.fc got act='rleu', expected None or one of 'relu', .* mean 'relu'": (
+    "layers.fc got act='rleu', expected one of None, 'relu', .* mean 'relu'": (
         lambda: layers.fc(data(4), 5, act="rleu")
     ),
     "layers.fc got act=.*Apply any other function to what the layer returns": (
         lambda: layers.fc(data(4), 5, act=jax.nn.relu)
     ),
     **{
-        rf"padding_idx={row} and size=\[9, 4\], expected a row from -9 to 8": (
+        rf"got size=\[9, 4\] and padding_idx={row}, expected a number from -9 to 8": (
             lambda row=row: layers.embedding(ids(1), [9, 4], row)
         )
         for row in (9, -10)
@@ -66,7 +66,9 @@ DENSE = {
     "Did you mean 'upscale_in_train'": (
         lambda: layers.dropout(data(2), 0.5, dropout_implementation="upscale_train")
     ),
-    "3, expected a sequence of positive sizes": lambda: layers.data("x", 3),
+    "got shape 3 with a size of None, expected an integer of 1 or more": lambda: layers.data(
+        "x", 3
+    ),
     r"data 'x' got shape \(4,\) .* expected shape \(3,\)": (
         lambda: (layers.data("x", [3]), layers.data("x", [4]))
     ),
@@ -83,7 +85,7 @@ CONV_ERRORS = {
     "expected one of .* Did you mean 'SAME'": {"padding": "SMAE"},
     r"padding=\(1, 1, 1\), expected": {"padding": [(1, 1, 1), (0, 0)]},
     r"expected a padded height and width of at least \(9, 9\)": {"filter_size": 9},
-    "groups=3, num_filters=4 and 4 input channels": {"groups": 3},
+    "groups=3, expected a divisor of 4": {"groups": 3},
     "Did you mean 'NHWC'": {"data_format": "NWHC"},
     "act='rleu'.* Did you mean 'relu'": {"act": "rleu"},
 }
@@ -131,7 +133,7 @@ NORMS = {
     "layers.batch_norm got data_format='NHCW', expected one of": (
         lambda: layers.batch_norm(data(3), data_format="NHCW")
     ),
-    r"shape \[B\], expected at least \[B, C\]": lambda: layers.batch_norm(data(1)[:, 0]),
+    r"shape \[B\], expected \[B, \.\.\., C\]": lambda: layers.batch_norm(data(1)[:, 0]),
     "layers.batch_norm: group_size got 0, expected an integ": (
         lambda: layers.batch_norm(data(3), group_size=0)
     ),
@@ -141,7 +143,10 @@ NORMS = {
         )
         for axis in (0, 3, -3)
     },
-    r"groups=4 and .* \[B, 6\], expected a divisor": lambda: layers.group_norm(data(6), 4),
+    "group_norm got groups=4, expected a divisor of 6": lambda: layers.group_norm(data(6), 4),
+    r"group_norm got an input of shape \[B\], expected \[B, ": (
+        lambda: layers.group_norm(data(6)[:, 0], 4)
+    ),
     r"rms_norm got an input of shape \[B\]": lambda: layers.rms_norm(data(1)[:, 0]),
 }
 
@@ -155,22 +160,24 @@ LOSSES = {
     "labels of dtype float32, expected integers": (
         lambda: layers.softmax_with_cross_entropy(data(4), data(1))
     ),
-    r"labels of shape \[B, 4\] .* expected \[B, 1\] or": (
+    r"labels of shape \[B, 4\], expected \[B, 1\] or": (
         lambda: layers.softmax_with_cross_entropy(data(4), ids(4))
     ),
-    r"labels of shape \[B, 1\], expected equal shapes": (
+    r"labels of shape \[B, 1\], expected \[B, 4\]": (
         lambda: layers.cross_entropy(data(4), data(1), soft_label=True)
     ),
     **{
-        rf"layers.{name} got .* \(5, 1\) .* shape \(5,\)": (
+        rf"layers.{name} got labels of shape \(5,\), expected \[5, 1\]": (
             lambda name=name: getattr(layers, name)(jnp.ones([5, 1]), jnp.ones([5]))
         )
         for name in ("square_error_cost", "sigmoid_cross_entropy_with_logits")
     },
-    r"k=4 and scores of shape \[B, 3\], expected 1 <= k": (
+    r"scores of shape \[B, 3\] and k=4, expected a number from 1 to 3": (
         lambda: layers.accuracy(data(3), ids(1), k=4)
     ),
-    "5 and num_neg_samples=0, exp": lambda: layers.nce(data(4), ids(2), 5, num_neg_samples=0),
+    "num_neg_samples=0, expected an integer of 1 or more": (
+        lambda: layers.nce(data(4), ids(2), 5, num_neg_samples=0)
+    ),
     "got sampler='zipf', expected one of": lambda: layers.nce(data(4), ids(2), 5, sampler="zipf"),
     "and custom_dist of None, exp": lambda: layers.nce(data(4), ids(2), 5, sampler="custom_dist"),
     "='uniform' and custom_dist of": lambda: layers.nce(data(4), ids(2), 5, custom_dist=[0.2] * 5),
@@ -187,7 +194,9 @@ LOSSES = {
         lambda: layers.nce(data(4), ids(2)[:, 0, None, None], 5)
     ),
     r"'hsigmoid_0/w' got shape \(0, 4\)": lambda: layers.hsigmoid(data(4), ids(1), 1),
-    "hsigmoid got labels of 2 classes, expected one": lambda: layers.hsigmoid(data(4), ids(2), 5),
+    r"hsigmoid got labels of shape \[B, 2\], expected \[B, 1\]": (
+        lambda: layers.hsigmoid(data(4), ids(2), 5)
+    ),
     "hsigmoid got one Sequence among its input and labels, expected both or none": (
         lambda: layers.hsigmoid(words(4), ids(1), 5)
     ),
@@ -197,11 +206,15 @@ SHAPES = {
     r"sequences and axis=0, expected an axis of their word": (
         lambda: layers.concat([words(4), words(4)], axis=0)
     ),
-    "layers.concat got no list, expected a list": lambda: layers.concat(data(4), axis=1),
-    "flatten got axis=0 .* from 1 to 3": lambda: layers.flatten(normal(2, 3, 4), axis=0),
+    "layers.concat got .*, expected a list": lambda: layers.concat(data(4), axis=1),
+    "flatten got .* and axis=0, expected .* from 1 to 3": (
+        lambda: layers.flatten(normal(2, 3, 4), axis=0)
+    ),
     "layers.one_hot got classes of dtype float32": lambda: layers.one_hot(data(1), 4),
     "layers.topk: k got 0, expected an integer of 1 or more": lambda: layers.topk(normal(3, 6), 0),
-    r"cos_sim got shapes \(3, 6\) and \(2, 6\)": lambda: layers.cos_sim(normal(3, 6), normal(2, 6)),
+    r"cos_sim got Y of shape \(2, 6\), expected \[3, 6\] or \[1, 6\]": (
+        lambda: layers.cos_sim(normal(3, 6), normal(2, 6))
+    ),
     "glu got dim=-1 .* expected an axis of even size": lambda: layers.glu(normal(2, 6, 3)),
     "layers.reduce_mean got a sequence and dim=1, expect": (
         lambda: layers.reduce_mean(words(3), dim=1)
@@ -210,7 +223,7 @@ SHAPES = {
 }  # fmt: skip
 
 NOISE = {
-    r"gaussian_random got shape \[-1, 3\], expected sizes of 0 or more.* Use "
+    r"gaussian_random got shape \[-1, 3\] with a size of -1, expected .* Use "
     r"layers.gaussian_random_batch_size_like": lambda: layers.gaussian_random([-1, 3]),
     "uniform_random got min=2.0 and max=1.0, expected a min that is not above": (
         lambda: layers.uniform_random([1, 3], min=2.0, max=1.0)
@@ -218,10 +231,10 @@ NOISE = {
     "dtype argument to `uniform` must be a float .*int32": (
         lambda: layers.uniform_random([1, 3], dtype="int32")
     ),
-    r"got shape \[-1, -1\], expected one -1 at most, at output_dim_idx=0": (
+    r"got shape \[-1, -1\] with a size of -1, expected .* Only the batch axis": (
         lambda: layers.gaussian_random_batch_size_like(data(1), [-1, -1])
     ),
-    "got output_dim_idx=2, expected an axis from 0 to 1": (
+    "got output_dim_idx=2, expected a number from 0 to 1": (
         lambda: layers.gaussian_random_batch_size_like(data(1), [-1, 3], output_dim_idx=2)
     ),
 }
@@ -250,30 +263,35 @@ def decode(**options):
 
 
 ATTENTION = {
-    "num_heads=3 for 8 features, expected a divisor": attend(num_heads=3),
-    "num_heads=4 and num_kv_heads=3, expected": attend(num_heads=4, num_kv_heads=3),
+    "num_heads=3, expected a divisor of 8. Heads share": attend(num_heads=3),
+    "num_heads=4 and num_kv_heads=3, expected a divisor of 4": attend(num_heads=4, num_kv_heads=3),
     r"and values \(7, 4, 8\)": attend(keys=normal(7, 5, D), values=normal(7, 4, D)),
     r"segment ids of shapes \[\(1, 4\)": attend(segment_ids=np.zeros((1, 4), np.int32)),
     r"ids of shapes \[\(1, 5\), \(1, 3\)\], expected": decode(
         segment_ids=(np.ones([1, 5], "i"), np.ones([1, 3], "i"))
     ),
-    r"dtype float32, expected integers \[B, T": attend(segment_ids=np.zeros((1, 5), np.float32)),
+    "segment ids of dtype float32, expected integers": attend(
+        segment_ids=np.zeros((1, 5), np.float32)
+    ),
     "dropout_prob=1.5, expected a number from 0 to 1": (attend(dropout_rate=1.5)),
     "param_attr=3, expected a ParamAttr": attend(param_attr=3),
     r"got a cache of shape \[B, 8, 2, 8\] for 5 words, expected": attend_from(8, 2, 8),
     "for 5 words, expected .* at most 3 words": attend_from(3, 1, 8),
     "got a cache and keys, values or segment_ids": attend_from(8, 2, 8, keys=True),
-    r"queries of shape .* int32, expected \[B, T, D\]": (
+    r"queries of shape \[B, 5\], expected \[B, T, D\]": lambda: layers.multi_head_attention(
+        data(5)
+    ),
+    r"queries of dtype int32, expected floats.* layers\.embedding for ids": (
         lambda: layers.multi_head_attention(ids(5, 1))
     ),
     r"\(Sequence\) and values \[B, 13, 8\] \(array\), expected": (
         lambda: layers.scaled_dot_product_attention(words(D), words(D), words(D).values)
     ),
     r"\[B, 6, 6\] \(array\), expected \[B, T, D\]": dot_product(1, [5, 8], [7, 8], [6, 6]),
-    r"and num_heads=1, expected queries and keys of one": dot_product(1, [5, 8], [7, 6], [7, 6]),
-    "num_heads=4, expected .* widths that num_heads divides": dot_product(
-        4, [5, 8], [7, 8], [7, 6]
+    r"got keys of shape \[B, 7, 6\], expected \[B, K, 8\]. Queries": dot_product(
+        1, [5, 8], [7, 6], [7, 6]
     ),
+    "num_heads=4, expected a divisor of .* Heads share": dot_product(4, [5, 8], [7, 8], [7, 6]),
     "transformer_decoder got num_layers=0, expected 1 or more": decode(num_layers=0),
     "transformer_decoder got norm='batch'": decode(norm="batch"),
     "got 0 caches, expected 2, one for each layer": decode(caches=()),
@@ -283,7 +301,9 @@ ATTENTION = {
     r"expected \[B, T, N, H\] with an": lambda: layers.rotary_embedding(normal(1, 2, 1, 3)),
     "add_positions got an input of shape": lambda: layers.add_positions(normal(2, 3)),
     r"positions of shape \(2,": lambda: layers.add_positions(normal(2, 3, 4), jnp.arange(2)),
-    r"segment ids of shape \(2, 3\)": lambda: layers.segment_positions(jnp.ones([2, 3])),
+    r"segment ids of shape \(2,\), expected \[B, T\]": (
+        lambda: layers.segment_positions(jnp.ones([2], int))
+    ),
 }
 
 SEQUENCES = {
@@ -296,20 +316,22 @@ SEQUENCES = {
     "sequence_last_step got a float as input, expected a Sequence": (
         lambda: layers.sequence_last_step(1.0)
     ),
-    r"sequence_softmax got a Sequence of values \(3, 4, 2\), expected \[B, T, 1\] or \[B, T\]": (
+    r"sequence_softmax got a Sequence of shape \(3, 4, 2\), expected \[B, T, 1\] or \[B, T\]": (
         lambda: layers.sequence_softmax(THREE)
     ),
-    "sequence_expand got ref_level=1, expected 0 or -1": (
+    "sequence_expand got ref_level=1, expected one of 0, -1": (
         lambda: layers.sequence_expand(THREE, THREE, ref_level=1)
     ),
-    r"sequence_expand got x of shape \(2, 4, 2\) for 3 examples of y, expected as many": (
+    r"sequence_expand got x of shape \(2, 4, 2\), expected \[3, \.\.\.\]": (
         lambda: layers.sequence_expand(TWO.values, THREE)
     ),
     r"sequence_concat got Sequences of values \[\(3, 4, 2\), \(3, 4\)\], expected at least one": (
         lambda: layers.sequence_concat([THREE, NUMBERS])
     ),
-    "sequence_reshape got new_dim=0, expected 1 or more": lambda: layers.sequence_reshape(THREE, 0),
-    r"sequence_reshape got a Sequence of values \(3, 4\), expected \[B, T, D\]": (
+    "sequence_reshape got new_dim=0, expected an integer of 1 or more": (
+        lambda: layers.sequence_reshape(THREE, 0)
+    ),
+    r"sequence_reshape got a Sequence of shape \(3, 4\), expected \[B, T, D\]": (
         lambda: layers.sequence_reshape(NUMBERS, 2)
     ),
     "sequence_mask got lengths of dtype int32 and maxlen=None, expected integers and a maxlen": (
@@ -329,13 +351,13 @@ SEQUENCES = {
     r"lod_reset got lengths in y of shape \(3,\) and dtype float32, expected integers": (
         lambda: layers.lod_reset(THREE, jnp.zeros(3))
     ),
-    r"sequence_enumerate got win_size=0 and a Sequence of values \(3, 4\), expected 1 or more": (
+    "sequence_enumerate got win_size=0, expected an integer of 1 or more": (
         lambda: layers.sequence_enumerate(NUMBERS, 0)
     ),
-    "sequence_conv got filter_size=3, filter_stride=2 and padding=True, expected": (
+    "sequence_conv got filter_stride=2, expected 1": (
         lambda: layers.sequence_conv(THREE, 2, 3, 2)
     ),
-    r"sequence_conv got a Sequence of values \(3, 4\), expected \[B, T, D\].*embedding": (
+    r"sequence_conv got a Sequence of shape \(3, 4\), expected \[B, T, D\].*embedding": (
         lambda: layers.sequence_conv(NUMBERS, 2)
     ),
     r"'row_conv_0/w' got shape \(0, 2\), expected": lambda: layers.row_conv(THREE, -1),
@@ -355,9 +377,11 @@ SEQUENCES = {
     "linear_chain_crf got labels of dtype float32, expected integers": (
         lambda: layers.linear_chain_crf(words(3), tags() * 1.0)
     ),
-    "warpctc got blank=3 and an input of 3": lambda: layers.warpctc(words(3), tags(), blank=3),
-    "ctc_greedy_decoder got blank=-1 and": lambda: layers.ctc_greedy_decoder(words(3), -1),
-    r"labels of shape \[B, 13, 3\], expected \[B, T, 1\]": (
+    "warpctc got blank=3, expected a number from 0 to 2": (
+        lambda: layers.warpctc(words(3), tags(), blank=3)
+    ),
+    "ctc_greedy_decoder got blank=-1, expected": lambda: layers.ctc_greedy_decoder(words(3), -1),
+    r"labels of shape \[B, 13, 3\], expected \[B, T\] or \[B, T, 1\]": (
         lambda: layers.warpctc(words(3), words(3))
     ),
     r"array of shape \[B, 13\] as labels, expected a Se": (
@@ -384,7 +408,7 @@ RECURRENT = {
     ),
     "dynamic_gru got a sequence of .* 3 .* hidden = 9": lambda: layers.dynamic_gru(WORDS, 3),
     "dynamic_lstm got h_0 alone, expected both": lambda: layers.dynamic_lstm(WORDS, 8, ARRAY),
-    r"dynamic_lstm got c_0 of shape \(2, 8\), expected \(2, 2\)": (
+    r"dynamic_lstm got c_0 of shape \(2, 8\), expected \[2, 2\]": (
         lambda: layers.dynamic_lstm(WORDS, 8, ARRAY, ARRAY)
     ),
     "dynamic_lstm got bias_attr=False, expected a ParamAttr": (
@@ -435,9 +459,9 @@ def sample(**options):
 SEARCHES = {
     "got first_ids of dtype float32": search(step_of(flat), first=ONES.astype(jnp.float32)),
     r"shape \(2, 3\), expected \[B\]": search(step_of(flat), first=jnp.ones([2, 3], jnp.int32)),
-    r"array of shape \(3, 1\), expected 2": search(step_of(flat), jnp.ones([3, 1])),
-    "end_id=3 and logits of 3 words": search(step_of(flat), end_id=3),
-    r"logits of shape \(4, 1, 3\) from step, expected \[4, V\]": search(
+    r"array of shape \(3, 1\), expected \[2, \.\.\.\]": search(step_of(flat), jnp.ones([3, 1])),
+    "logits of 3 words and end_id=3": search(step_of(flat), end_id=3),
+    r"logits of shape \(4, 1, 3\), expected \[4, V\]": search(
         step_of(lambda words: jnp.zeros([len(words), 1, 3]))
     ),
     "from step, expected a tuple": search(lambda words, state: flat(words)),
@@ -460,7 +484,7 @@ SEARCHES = {
     "temperature=0.0, expected a finite number above 0.*greedy_decode": sample(temperature=0.0),
     "top_k got 0, expected an integer of 1 or more": sample(top_k=0),
     "top_p=1.5, expected a number above 0 and up to 1": sample(top_p=1.5),
-    r"seed of shape \(3,\), expected a number, or \[B\]": sample(seed=jnp.zeros([3], int)),
+    r"seed of shape \(3,\), expected \[B\] or .* Or a number": sample(seed=jnp.zeros([3], int)),
 }  # fmt: skip
 
 ERRORS = {

@@ -70,7 +70,9 @@ def test_network_of_no_classes_is_an_error_and_of_none_gives_features():
     def program(num_classes):
         return lambda: lenet(layers.data("image", [28, 28, 1]), num_classes)[0]
 
-    with pytest.raises(ValueError, match=r"model 'lenet' got num_classes=0, expected a positive"):
+    with pytest.raises(
+        ValueError, match=r"model 'lenet' got num_classes=0, expected an integer of 1"
+    ):
         ps.ProgramBuilder(infer_func=program(0))
     builder = ps.ProgramBuilder(infer_func=program(None), place=jax.devices()[:1])
     feed = {"image": jax.numpy.zeros([2, 28, 28, 1])}

@@ -155,7 +155,7 @@ def test_state_of_a_constant_rate_has_the_structure_of_a_scheduled_one():
         (
             "lion",
             {"weight_decy": 0.5},
-            "optimizers.get got the option 'weight_decy' for optax's 'lion', expected one of 'b1', "
+            "optimizers.get got for optax's 'lion' the option 'weight_decy', expected one of 'b1', "
             "'b2', 'mu_dtype', 'weight_decay', 'mask'. Did you mean 'weight_decay'?",
         ),
         (

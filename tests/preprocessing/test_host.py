@@ -171,8 +171,8 @@ def test_training_without_random_numbers_says_where_they_come_from(prep):
         (
             Cifarnet(),
             (20, 40),
-            "preprocessing.Cifarnet got an image of 20 x 40, padded to 28 x 48, expected at least "
-            "32 x 32. Images are cropped and never resized. Ask for a smaller size, resize the "
+            "preprocessing.Cifarnet got an image of 20 x 40, made 28 x 48, expected at least "
+            "32 x 32. The crop must lie within the image. Ask for a smaller size, resize the "
             "images in the reader, or raise padding.",
         ),
         (
@@ -184,7 +184,7 @@ def test_training_without_random_numbers_says_where_they_come_from(prep):
         (
             Vgg(resize_side_min=16, resize_side_max=16),
             (64, 64),
-            "preprocessing.Vgg got an image of 64 x 64, resized to 16 x 16, expected at least "
+            "preprocessing.Vgg got an image of 64 x 64, made 16 x 16, expected at least "
             "32 x 32. The crop must lie within the image. Ask for a smaller size, or raise "
             "resize_side_min.",
         ),
@@ -199,10 +199,16 @@ def test_image_too_small_for_the_crop_is_refused(prep, image, text):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Vgg().for_training(299), "resize_side_min=256. It is cut from images whose short"),
+        (
+            lambda: Vgg().for_training(299),
+            "and a shorter side of 299, expected a number from 1 to 256. Images are resized to it.",
+        ),
         (lambda: Vgg().for_evaluation(299), "Pass resize_side_min=341, or more."),
-        (lambda: Lenet().for_training(0), "preprocessing.Lenet got the size 0 x 0, expected at le"),
-        (lambda: Lenet().for_training(8, -1), "got the size 8 x -1, expected at least 1 x 1."),
+        (lambda: Lenet().for_training(0), "preprocessing.Lenet: a side got 0, expected an integer"),
+        (
+            lambda: Lenet().for_training(8, -1),
+            "a side got -1, expected an integer of 1 or more. It is",
+        ),
         (lambda: Vgg(resize_side_max=255), "resize_side_min=256, resize_side_max=255, expected"),
         # As from a description of weights that was changed by hand.
         (lambda: Vgg(means=(1.0, 2.0)), "means=(1.0, 2.0), expected three means"),  # pyright: ignore[reportArgumentType]

@@ -61,7 +61,7 @@ def test_bicubic_may_leave_the_range():
     ("image", "size"), [(np.ones((4, 4)), (2, 2)), (np.ones((0, 4, 3)), (2, 2)), (IMAGE, (0, 2))]
 )
 def test_what_has_no_pixels_is_refused(image, size):
-    text = f"resize got an array of shape {list(image.shape)} and the size {size[0]} x {size[1]}"
+    text = f"resize got an array of shape {list(image.shape)}, the size {size[0]} x {size[1]}"
     with pytest.raises(PreprocessingError, match=re.escape(f"{text}, expected [H, W, C] with")):
         resize(image, *size)
 

@@ -51,8 +51,10 @@ def test_window_is_that_part_of_the_whole():
 
 
 def test_wrong_images_and_methods_are_refused():
-    with pytest.raises(PreprocessingError, match=r"shape \[4, 4\] and dtype float64"):
+    with pytest.raises(PreprocessingError, match=r"resize_antialiased got .* shape \[4, 4\]"):
         resize_antialiased(np.zeros((4, 4)), 2, 2)
+    with pytest.raises(PreprocessingError, match="'float64', expected 'uint8'"):
+        resize_antialiased(np.zeros((4, 4, 3)), 2, 2)
     with pytest.raises(UnknownNameError, match="Did you mean 'bicubic'"):
         resize_antialiased(np.zeros((4, 4, 3), np.uint8), 2, 2, method="bicubik")  # pyright: ignore[reportArgumentType]
     with pytest.raises(PreprocessingError, match=r"deviations=\(0, 1, 1\), crop_fraction=2"):

@@ -182,17 +182,26 @@ def test_length_is_known_with_a_size_and_unknown_with_a_budget():
     [
         ({}, "batch_by_length got batch_size=None, words_per_batch=None, batch_multiple_of=1, exp"),
         ({"batch_size": 4, "batch_multiple_of": 2}, "batch_size=4, words_per_batch=None, batch_m"),
-        ({"batch_size": 0}, "batch_size got 0, expected an int >= 1."),
-        ({"words_per_batch": 0}, "words_per_batch got 0, expected an int >= 1."),
+        ({"batch_size": 0}, "batch_size got 0, expected an integer of 1 or more."),
+        ({"words_per_batch": 0}, "words_per_batch got 0, expected an integer of 1 or more."),
         ({"words_per_batch": 8, "batch_multiple_of": 0}, "batch_multiple_of got 0"),
-        ({"words_per_batch": 8, "batch_multiple_of": 2, "batch_size": 1}, "a batch_size of at lea"),
+        (
+            {"words_per_batch": 8, "batch_multiple_of": 2, "batch_size": 1},
+            "batch_size got 1, expected an integer of 2 or more. It",
+        ),
         (
             {"words_per_batch": 8, "boundaries": [4, 9]},
-            "words_per_batch got 8, expected at least 9",
+            "words_per_batch got 8, expected an integer of 9 or more",
         ),
         ({"batch_size": 1, "boundaries": [4, 4]}, "boundaries) got [4, 4], expected rising posit"),
-        ({"batch_size": 1, "pool_batches": 0}, "pool_batches got 0, expected an int >= 1."),
-        ({"batch_size": 1, "seed": -1}, "batch_by_length(seed) got -1, expected an int >= 0."),
+        (
+            {"batch_size": 1, "pool_batches": 0},
+            "pool_batches got 0, expected an integer of 1 or more.",
+        ),
+        (
+            {"batch_size": 1, "seed": -1},
+            "batch_by_length(seed) got -1, expected an integer of 0 or more.",
+        ),
         ({"batch_size": 1, "length": len}, "got field='words' and length=, expected one of them"),
         ({"batch_size": 1, "field": ()}, "batch_by_length(field) got (), expected a name or more."),
     ],
@@ -205,7 +214,7 @@ def test_option_out_of_range_is_refused_before_reading(options, text):
 def test_batches_that_do_not_divide_are_refused():
     with pytest.raises(ShardError, match="batch_size got 3 over 2 processes, expected a multiple"):
         by_length([], batch_size=3, shard=Shard(0, 2))
-    text = "batch_multiple_of=1 over 2 processes, expected a multiple of 2. Each .* Pass 2 on any"
+    text = "batch_multiple_of got 1 over 2 processes, expected a multiple of 2. .* Pass 2 on any"
     with pytest.raises(ShardError, match=text):
         by_length([], words_per_batch=9, shard=Shard(0, 2))
 

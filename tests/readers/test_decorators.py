@@ -265,14 +265,20 @@ def test_chain_opens_a_reader_when_its_turn_comes():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: readers.firstn([1], -1), "firstn(n) got -1, expected an int >= 0."),
-        (lambda: readers.buffered([1], 1.5), "buffered(size) got 1.5, expected an int >= 0."),
-        (lambda: readers.shuffle([1], None), "shuffle(buf_size) got None, expected an int >= 0."),
+        (lambda: readers.firstn([1], -1), "firstn(n) got -1, expected an integer of 0 or more."),
+        (
+            lambda: readers.buffered([1], 1.5),
+            "buffered(size) got 1.5, expected an integer of 0 or more.",
+        ),
+        (
+            lambda: readers.shuffle([1], None),
+            "shuffle(buf_size) got None, expected an integer of 0 or more.",
+        ),
         (lambda: readers.xmap_readers(abs, [1], 0, 1), "xmap_readers(process_num) got 0"),
         (lambda: readers.xmap_readers(abs, [1], 1, 0), "xmap_readers(buffer_size) got 0"),
-        (lambda: readers.batch([1], 0), "batch_size got 0, expected an int >= 1."),
+        (lambda: readers.batch([1], 0), "batch_size got 0, expected an integer of 1 or more."),
         (lambda: readers.chain(), "chain got no reader, expected one reader or more."),
-        (lambda: readers.xmap_readers(abs, [1], 1, 1, workers="gpu"), "got 'gpu', expected 'thr"),
+        (lambda: readers.xmap_readers(abs, [1], 1, 1, workers="gpu"), "got 'gpu', expected one"),
     ],
 )
 def test_argument_out_of_range_is_refused_before_reading(make, text):

@@ -250,8 +250,12 @@ def test_images_of_different_size_without_a_size_say_so(folder):
     ("options", "error", "text"),
     [
         ({"class_names": ["bea"]}, ValueError, "Did you mean 'bee'?"),
-        ({"fit": "pad"}, ValueError, "image_folder(fit) got 'pad', expected 'crop' or 'stretch'."),
-        ({"channels": 4}, ValueError, "image_folder(channels) got 4, expected 1 or 3."),
+        (
+            {"fit": "pad"},
+            ValueError,
+            "image_folder(fit) got 'pad', expected one of 'crop', 'stretch'.",
+        ),
+        ({"channels": 4}, ValueError, "image_folder(channels) got 4, expected one of 1, 3."),
         ({"shorter_side": 0}, ValueError, "image_folder(shorter_side) got 0"),
         ({"shorter_side": 8, "size": (8, 8)}, ValueError, "with size=(8, 8), expected one of"),
     ],

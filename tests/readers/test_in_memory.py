@@ -1,5 +1,6 @@
 """`arrays`: views, orders, structures, foreign arrays, transforms and refusals."""
 
+import json
 import re
 from collections import namedtuple
 
@@ -105,8 +106,28 @@ def test_memory_map_is_not_read_into_memory(tmp_path):
     assert np.shares_memory(next(reader())["x"], mapped)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, size, seed: readers.arrays((x,), size, shuffle=True, seed=seed),
+        lambda x, size, seed: readers.batch_by_length(
+            lambda: ([n] * 3 for n in x), words_per_batch=size * 3, seed=seed
+        ),
+        lambda x, size, seed: readers.pack(lambda: ([n] * 3 for n in x), field="a", length=seed),
+    ],
+    ids=["arrays", "by length", "pack"],
+)
+def test_numbers_of_numpy_are_taken_and_leave_a_state_for_json(read):
+    states = []
+    for kind in (int, np.int64):
+        iterator = iter(read(np.arange(8), kind(2), kind(3)))
+        next(iterator)
+        states.append(json.dumps(iterator.get_state()))
+    assert states[0] == states[1]
+
+
 def test_seed_below_zero_is_refused():
-    with pytest.raises(ValueError, match="seed got -1, expected an int >= 0"):
+    with pytest.raises(ValueError, match="seed got -1, expected an integer of 0 or more"):
         readers.arrays((np.arange(6),), 2, seed=-1)
 
 

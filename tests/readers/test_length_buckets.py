@@ -80,9 +80,9 @@ def test_batches_by_the_learned_buckets_pad_less_than_powers_of_two():
     ("source", "options", "text"),
     [
         ([], {}, "learn_buckets got no sample, expected a sample or more."),
-        ([3, -1], {}, "learn_buckets: a length got -1, expected an int >= 0."),
-        ([3], {"max_buckets": 0}, "max_buckets got 0, expected an int >= 1."),
-        ([3], {"multiple_of": 0}, "multiple_of got 0, expected an int >= 1."),
+        ([3, -1], {}, "learn_buckets: a length got -1, expected an integer of 0 or more."),
+        ([3], {"max_buckets": 0}, "max_buckets got 0, expected an integer of 1 or more."),
+        ([3], {"multiple_of": 0}, "multiple_of got 0, expected an integer of 1 or more."),
         ([1.5], {}, "learn_buckets got a sample of type float, expected an array or a list of"),
         ([{"a": [1]}], {"field": "b"}, "learn_buckets got a dict of 'a', expected a sample with"),
     ],

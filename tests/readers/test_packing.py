@@ -204,8 +204,8 @@ def test_iterator_of_one_pass_is_read_once_and_the_length_is_unknown():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"length": 0}, "pack(length) of 'words' got 0, expected an int >= 1."),
-        ({"length": 4, "open_rows": 0}, "pack(open_rows) got 0, expected an int >= 1."),
+        ({"length": 0}, "pack(length) of 'words' got 0, expected an integer of 1 or more."),
+        ({"length": 4, "open_rows": 0}, "pack(open_rows) got 0, expected an integer of 1 or more."),
         ({"length": 4, "field": ()}, "pack got field=() and length=4, expected a name or more,"),
         ({"length": {"word": 4}}, "pack got field='words' and length={'word': 4}, expected a nam"),
         ({"length": 4, "field": ["a", "a"]}, "pack got field=['a', 'a'] and length=4, expected"),
@@ -260,5 +260,5 @@ def test_state_of_other_options_or_of_a_longer_source_is_refused():
         state = iterator.get_state()
     with pytest.raises(readers.ReaderStateError, match="Others make other rows"):
         pack(of_lengths(3, 3, 3), length=5, open_rows=1)().set_state(state)
-    with pytest.raises(readers.ReaderStateError, match="got a source of 1 samples, expected at"):
+    with pytest.raises(readers.ReaderStateError, match="got 1 items, expected at least the 2"):
         pack(of_lengths(3), length=4, open_rows=1)().set_state(state)

@@ -102,5 +102,7 @@ def test_misspelled_entry_of_a_nested_dict_is_told_the_nearest():
 def test_padding_that_is_none_is_refused_at_once():
     with pytest.raises(TypeError, match=r"indexed\(pad\['ids'\]\) got 3, expected a readers.Pad"):
         readers.indexed(RAGGED, 3, pad={"ids": 3})
-    with pytest.raises(ValueError, match=r"Padding\(max_length\) got 0, expected an int >= 1"):
+    with pytest.raises(
+        ValueError, match=r"Padding\(max_length\) got 0, expected an integer of 1 or more"
+    ):
         Padding(max_length=0)

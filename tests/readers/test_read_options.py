@@ -241,10 +241,10 @@ def test_function_that_cannot_travel_to_processes_is_refused_by_its_name(make):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"on_error": "ignore"}, "(on_error) got 'ignore', expected 'raise' or 'skip'."),
-        ({"num_workers": -1}, "(num_workers) got -1, expected an int >= 0."),
-        ({"look_ahead": -1}, "(look_ahead) got -1, expected an int >= 0."),
-        ({"workers": "gpu"}, "(workers) got 'gpu', expected 'thread' or 'process'."),
+        ({"on_error": "ignore"}, "(on_error) got 'ignore', expected one of 'raise', 'skip'."),
+        ({"num_workers": -1}, "(num_workers) got -1, expected an integer of 0 or more."),
+        ({"look_ahead": -1}, "(look_ahead) got -1, expected an integer of 0 or more."),
+        ({"workers": "gpu"}, "(workers) got 'gpu', expected one of 'thread', 'process'."),
     ],
 )
 def test_option_out_of_range_is_refused_with_the_readers_name(make, options, text):

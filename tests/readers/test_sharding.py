@@ -50,7 +50,7 @@ def test_file_rule_with_fewer_files_than_processes_names_both_counts(rule):
 
 
 def test_file_rule_on_a_reader_without_files_is_refused():
-    with pytest.raises(ValueError, match="got a source without files, expected rule='records'"):
+    with pytest.raises(ValueError, match=r"a source without files got rule=.*, expected 'records'"):
         readers.arrays({"x": np.arange(4)}, 2, shard=Shard(0, 2, rule="files_contiguous"))
 
 
@@ -74,13 +74,15 @@ def test_batch_size_per_device_counts_every_device():
 def test_batch_size_that_does_not_divide_over_processes_says_what_would():
     with pytest.raises(ShardError, match="got 10 over 4 processes, expected a multiple of 4"):
         readers.arrays({"x": np.arange(8)}, 10, shard=Shard(0, 4))
-    with pytest.raises(ShardError, match=r"Pass 12\."):
+    with pytest.raises(ShardError, match="Pass 12 on any"):
         readers.batch(lambda: range(8), 10, shard=Shard(0, 4))
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, True])
 def test_batch_size_that_is_no_positive_int_is_refused(size):
-    with pytest.raises(ValueError, match=re.escape(f"batch_size got {size!r}, expected an int >=")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"batch_size got {size!r}, expected an integer of")
+    ):
         readers.arrays({"x": np.arange(8)}, size)
 
 
@@ -182,7 +184,7 @@ def test_reader_keeps_the_part_that_it_was_made_with(joined):
 def test_batch_size_that_joined_processes_cannot_share_is_refused(joined):
     joined(1, 4)
     for make in (readers.arrays, readers.indexed):
-        with pytest.raises(ShardError, match=r"got 6 over 4 processes, .*Pass 8\."):
+        with pytest.raises(ShardError, match=r"got 6 over 4 processes, .*Pass 8 on"):
             make({"x": np.arange(12)} if make is readers.arrays else range(12), 6)
     with pytest.raises(ShardError, match="got 6 over 4 processes"):
         readers.batch(readers.arrays({"x": np.arange(12)}, None), 6)

@@ -116,7 +116,7 @@ def test_parts_of_record_files_and_of_worker_processes(tmp_path):
 
 HALVES = [0.5, 0.5]
 SHARES = "expected numbers above 0"
-LABLE = "by='lable', expected one of 'x', 'label', .* Did you mean 'label'"
+LABLE = "by='lable', expected one of 'x', 'label'. Or pass .* Did you mean 'label'"
 VALUES = "expected one value for each of 100 samples"
 REFUSED = [
     (f"{SHARES} w", lambda: readers.split(in_memory(), [0.8, 0.1])),

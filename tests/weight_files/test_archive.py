@@ -44,7 +44,7 @@ def test_entries_come_back_each_once(tmp_path):
     ("content", "text"),
     [
         (write({"a": bytes(10**6)}, zipfile.ZIP_DEFLATED), "got a compressed entry 'a'"),
-        (overlap(), "Entries overlap or are damaged|damaged entry '[ab]'"),
+        (overlap(), "got entries larger than the archive|damaged entry '[ab]'"),
         (write().replace(b"xxx", b"xyx", 1), "got a damaged entry 'a' .*CRC"),
         (write()[:-10], r"got a zip archive of \d+ bytes without its table of entries"),
     ],

@@ -186,11 +186,11 @@ def test_values_in_other_files_are_never_read(tmp_path):
     [
         (
             {"shape": (2**40,), "dtype": "f4"},
-            r"of shape \(1099511627776,\), expected one no larger",
+            r"of shape \(1099511627776,\), expected at most the ",
         ),
         (
             {"data": np.zeros(10**6), "compression": "gzip"},
-            r"of shape \(1000000,\), expected one no larger than the file of \d+ bytes",
+            r"of shape \(1000000,\), expected at most the \d+ bytes of the file",
         ),
         ({"data": "text"}, "of type object, expected numbers"),
         ({"data": np.zeros(2, complex)}, "of type complex128, expected numbers"),
@@ -297,5 +297,5 @@ def test_data_sets_larger_together_than_the_file_are_refused(tmp_path):
         for number in range(1, 50):
             name = f"layers/dense_{number}/vars/0"
             file.create_dataset(name, (1 << 16,), "f4", chunks=(1 << 16,))
-    with pytest.raises(ParameterError, match=r"no larger than the file of .* with those before it"):
+    with pytest.raises(ParameterError, match=r"at most the .* of the file, with those before it"):
         read_weights(path)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from penstock import _parameters, models, preprocessing, readers
-from penstock.commands._failures import UsageError
+from penstock.commands._failures import check
 from penstock.commands._flags import DatasetFlags, ModelFlags, TrainFlags
 from penstock.commands._image_folders import SplitName
 from penstock.commands._run import splits
@@ -99,15 +99,17 @@ def open_data(
     return _prepare(flags, weights, (train, test, final_test), num_devices, shard)
 
 
+def check_has_pictures(flags: DatasetFlags) -> None:
+    """Raise for data that has nothing to look at, and no class to learn."""
+    expected = "data with pictures: it is arrays of ones, to measure speed. Name other data."
+    check(flags, "dataset_name", flags.dataset_name != "mock", expected)
+
+
 def open_for_evaluation(
     flags: TrainFlags, split: SplitName, weights: Path, *, num_devices: int | None = None
 ) -> tuple[Data, splits.BatchReader, int]:
     """Open a split for all devices or so many; return data, reader and number of samples."""
-    if flags.dataset.dataset_name == "mock":
-        raise UsageError(
-            "--dataset_name got 'mock', expected data with pictures: it is ones, to measure speed "
-            "with, and no class can be learned. Name other data to evaluate on."
-        )
+    check_has_pictures(flags.dataset)
     # Nothing is added up there, however few images a device gets.
     model = dataclasses.replace(flags.model, gradient_accumulation_steps=1)
     flags = dataclasses.replace(flags, model=model)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock._errors import listed, nearest
+from penstock._errors import check_known
 from penstock._reader_items import Fields, open_pass
 from penstock.events import FeedOrder, ReaderLike, Training
 
@@ -401,13 +401,10 @@ class Questions:
 
     def take(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return labels `[B]` and images `[B, H, W, C]`; none of a size of 0 without a name."""
-        wanted = [self.label] if self.image is None else [self.label, self.image]
-        for name in wanted:
-            if name not in batch:
-                raise ValueError(
-                    f"the reader yielded a batch of {listed(batch)}, expected {name!r} in it. "
-                    "Report(image=..., label=...) says what they are called." + nearest(name, batch)
-                )
+        for argument, name in (("label", self.label), ("image", self.image)):
+            if name is not None:
+                why = "They are the entries of a batch of the reader."
+                check_known(f"Report got {argument}=", name, batch, why, ValueError)
         labels = np.asarray(batch[self.label])
         if labels.ndim < 1 or labels.size != len(labels):
             raise ValueError(

@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from penstock import events
-from penstock._errors import check_count
-from penstock._files import expand_path
+from penstock._errors import check_int
 from penstock._reader_items import check_reader
 from penstock.handlers._arguments import check_hyperparameters, explain_write
 from penstock.handlers._readings import Curves
 from penstock.handlers.evaluate import Test
-from penstock.handlers.figures import RedrawClock
+from penstock.handlers.figures import RedrawClock, check_path
 from penstock.handlers.report.findings import Answers, Questions
 from penstock.handlers.report.history import History, RunTimes
 
@@ -98,7 +96,7 @@ class Report:
         num_mistakes: int = 24,
         num_samples: int = 6,
     ) -> None:
-        self._path = _check_path(path)
+        self._path = check_path("Report", path, _SUFFIXES)
         self._hyperparameters = check_hyperparameters("Report", hyperparameters)
         if isinstance(classes, str):
             raise TypeError(
@@ -108,8 +106,8 @@ class Report:
         self._questions: Questions | None = None
         self._feed_order = feed_order
         self._train_order: events.FeedOrder | None = None
-        check_count("num_mistakes", num_mistakes, 0)
-        check_count("num_samples", num_samples, 0)
+        check_int("num_mistakes", num_mistakes, 0)
+        check_int("num_samples", num_samples, 0)
         if reader is not None:
             check_reader(reader, 1)
             self._questions = Questions(
@@ -233,18 +231,3 @@ class Report:
         """Restore the curves, epochs and times of a checkpoint."""
         self._history.set_state(state)
         self._times.begin(state["secs"])
-
-
-def _check_path(path: str | os.PathLike[str]) -> Path:
-    page = expand_path(path)
-    if page.is_dir():
-        raise ValueError(
-            f"Report got the folder {os.fspath(path)!r}, expected the name of a file. The page is "
-            f"one file. Pass {str(page / 'report.html')!r}."
-        )
-    if page.suffix.lower() not in _SUFFIXES:
-        raise ValueError(
-            f"Report got {os.fspath(path)!r}, expected a name that ends in .html. A browser knows "
-            "the page by it."
-        )
-    return page

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock._errors import listed, nearest
-from penstock.readers._errors import FeatureError, RecordError, check_int
+from penstock._errors import check_int, listed, nearest
+from penstock.readers._errors import FeatureError, RecordError
 from penstock.readers.convert.download import Progress, no_progress
 from penstock.readers.convert.file_set import ArgumentError, needs_making, write_together
 from penstock.readers.convert.slim import write_records
@@ -129,7 +129,7 @@ def _parse_example(payload: bytes) -> messages.FeatureMap:
 
 
 def _check_part_names(num_parts: int, suffix_length: int) -> None:
-    check_int("num_parts", num_parts, 1, "Every record needs a file", ArgumentError)
+    check_int("num_parts", num_parts, 1, "Every record needs a file.", ArgumentError)
     num_digits = len(str(num_parts - 1))
     if suffix_length != -1 and not num_digits <= suffix_length <= _MAX_SUFFIX_LENGTH:
         raise ArgumentError(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock._errors import check_int, check_number
 from penstock.readers._archives import Limits, archive_error, unpack
-from penstock.readers._errors import check_int
 from penstock.readers._read_options import OnError
 from penstock.readers.convert import file_set, slim
 from penstock.readers.convert.download import Progress, RemoteFile, fetch, no_progress
@@ -160,7 +160,7 @@ def convert_image_folder(
 
 
 def _check_arguments(dataset_name: str, num_shards: int) -> None:
-    check_int("num_shards", num_shards, 1, "Every record needs a file", file_set.ArgumentError)
+    check_int("num_shards", num_shards, 1, "Every record needs a file.", file_set.ArgumentError)
     if not dataset_name or Path(dataset_name).name != dataset_name:
         raise file_set.ArgumentError(
             f"dataset_name got {dataset_name!r}, expected a name without a slash. The names of the "
@@ -194,12 +194,9 @@ def _split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the shuffled images to train on, and those held out, by their indices."""
     num_validation = len(labels) // 10 if num_validation is None else num_validation
-    if not 0 <= num_validation < len(labels):
-        raise file_set.ArgumentError(
-            f"{thing} got {len(labels)} images, num_validation={num_validation}, expected more "
-            "images than are held out for validation. The others are the training split. Pass "
-            f"num_validation 0 to {len(labels) - 1}."
-        )
+    begin = f"{thing} got {len(labels)} images, num_validation="
+    why = "The other images are the training split."
+    check_number(begin, num_validation, f"[0, {len(labels) - 1}]", why, file_set.ArgumentError)
     order = list(range(len(labels)))
     # Python's generator, as TF-Slim's converter has it.
     random.Random(seed).shuffle(order)

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from penstock._errors import check_int
 from penstock.readers._archives import FileContent, read_by_name, read_file, read_files
-from penstock.readers._errors import check_int
 from penstock.readers.datasets import registry
 from penstock.readers.datasets._embedded import Arrays, build_table
 from penstock.readers.datasets.registry import DatasetRequest
@@ -63,7 +63,7 @@ class Sequences:
 
 def get_max_length(request: DatasetRequest, default: int) -> int:
     thing = f"dataset({request.name!r}, max_length)"
-    return check_int(thing, request.max_length or default, 1, "Of words")
+    return check_int(thing, request.max_length or default, 1, "Of words.")
 
 
 def number_lines(file: FileContent, limit: int | None = None) -> dict[str, int]:

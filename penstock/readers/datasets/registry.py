@@ -148,7 +148,7 @@ def dataset_splits(name: str) -> tuple[str, ...]:
     >>> dataset_splits("digits")
     ('train', 'test')
     """
-    check_known("dataset(name)", name, dataset_names(), " Add yours with readers.register_dataset.")
+    check_known("dataset(name)", name, dataset_names(), "Add yours with readers.register_dataset.")
     return DATASETS[name].splits
 
 
@@ -229,7 +229,7 @@ def dataset(
     """
     read_options = ReadOptions.from_keywords(f"dataset({name!r})", batch_size, options)
     splits = dataset_splits(name)
-    check_known(f"dataset({name!r}, split)", split, splits, " It has no other part.", ValueError)
+    check_known(f"dataset({name!r}, split)", split, splits, "It has no other part.", ValueError)
     request = DatasetRequest(
         name=name,
         split=split,

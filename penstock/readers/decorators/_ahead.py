@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice, repeat
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from penstock._errors import check_int
 from penstock.readers import _read_ahead
 from penstock.readers._contract import (
     Item,
@@ -19,7 +20,7 @@ from penstock.readers._contract import (
     State,
     reader_length,
 )
-from penstock.readers._errors import check_int, note
+from penstock.readers._errors import note
 from penstock.readers._foreign import of
 from penstock.readers.decorators import _fluid
 from penstock.readers.sharding import find_own_shard
@@ -117,7 +118,7 @@ def buffered(reader: ReaderLike[Item], size: int) -> _fluid.DecoratedReader[Item
     [0, 1, 2, 3]
     """
     source = of(reader)
-    check_int("buffered(size)", size, 0, "It counts the items read ahead")
+    check_int("buffered(size)", size, 0, "It counts the items read ahead.")
     return _fluid.DecoratedReader(
         "buffered", lambda epoch: _BufferedIterator(source, epoch, size), [source]
     )
@@ -398,8 +399,8 @@ def xmap_readers(
     [0, 1, 4, 9, 16]
     """
     source = of(reader)
-    check_int("xmap_readers(process_num)", process_num, 1, "It counts workers")
-    check_int("xmap_readers(buffer_size)", buffer_size, 1, "It counts samples")
+    check_int("xmap_readers(process_num)", process_num, 1, "It counts workers.")
+    check_int("xmap_readers(buffer_size)", buffer_size, 1, "It counts samples.")
     _read_ahead.check_workers("xmap_readers", workers, {"mapper": mapper})
     window = process_num + buffer_size
     # Four chunks a worker, so that none waits long for the last.

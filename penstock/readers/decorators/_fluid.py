@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from penstock._errors import check_int
 from penstock.readers._contract import (
     Item,
     Item_co,
@@ -17,7 +18,7 @@ from penstock.readers._contract import (
     State,
     reader_length,
 )
-from penstock.readers._errors import ComposeNotAligned, check_int, note
+from penstock.readers._errors import ComposeNotAligned, note
 from penstock.readers._foreign import of
 from penstock.readers._read_ahead import WorkerProcesses
 from penstock.readers.sharding import BatchSize, Shard, find_own_shard, resolve_batch_size
@@ -343,8 +344,8 @@ def shuffle(reader: ReaderLike[Item], buf_size: int, *, seed: int = 0) -> Decora
     ([2, 0, 1, 4, 5, 3], [2, 0, 1, 3, 4, 5])
     """
     source = of(reader)
-    check_int("shuffle(buf_size)", buf_size, 0, "It counts the samples in the buffer")
-    check_int("shuffle(seed)", seed, 0, "It seeds a numpy generator")
+    check_int("shuffle(buf_size)", buf_size, 0, "It counts the samples in the buffer.")
+    check_int("shuffle(seed)", seed, 0, "It seeds a numpy generator.")
     return DecoratedReader(
         "shuffle", lambda epoch: _ShuffleIterator(source, epoch, buf_size, seed), [source]
     )
@@ -497,7 +498,7 @@ def firstn(reader: ReaderLike[Item], n: int) -> DecoratedReader[Item]:
     [0, 1, 2]
     """
     source = of(reader)
-    check_int("firstn(n)", n, 0, "It counts items")
+    check_int("firstn(n)", n, 0, "It counts items.")
 
     def take(iterator: _StepIterator[Item]) -> Item:
         # Asked before the source is: nothing is read that is not returned.

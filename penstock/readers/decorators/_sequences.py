@@ -11,9 +11,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock._errors import check_count, listed
-from penstock.readers._contract import Item, ReaderBase, ReaderLike, State, check_state
-from penstock.readers._errors import ReaderStateError, ShardError, check_int, note
+from penstock._errors import check_int, listed
+from penstock._json_values import encode_json
+from penstock.readers._contract import (
+    Item,
+    ReaderBase,
+    ReaderLike,
+    State,
+    check_state,
+    refuse_short,
+)
+from penstock.readers._errors import ShardError, note
 from penstock.readers._foreign import ForeignReader, of
 from penstock.readers.decorators._fluid import (
     DecoratedIterator,
@@ -44,7 +52,7 @@ def choose_measure(
         def measure(sample: Any) -> int:
             # An array of one number, as records hold them, is a length too.
             number = np.asarray(length(sample)).tolist()
-            check_count(f"{caller}(length=) of a sample", number, 0)
+            check_int(f"{caller}(length=) of a sample", number, 0)
             return number
 
         return measure
@@ -110,9 +118,9 @@ class LengthPlan:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        check_int("batch_multiple_of", self.batch_multiple_of, 1, "It counts samples")
-        check_int("pool_batches", self.pool_batches, 1, "A pool is cut into batches")
-        check_int("batch_by_length(seed)", self.seed, 0, "It seeds a numpy generator")
+        check_int("batch_multiple_of", self.batch_multiple_of, 1, "It counts samples.")
+        check_int("pool_batches", self.pool_batches, 1, "A pool is cut into batches.")
+        check_int("batch_by_length(seed)", self.seed, 0, "It seeds a numpy generator.")
         self._check_boundaries()
         words, size, multiple = self.words_per_batch, self.batch_size, self.batch_multiple_of
         if words is None and (size is None or multiple > 1):
@@ -123,19 +131,13 @@ class LengthPlan:
             )
         if words is None:
             return
-        check_int("words_per_batch", words, 1, "It counts the words of a batch")
-        if size is not None and size < multiple:
-            raise ValueError(
-                f"batch_by_length got batch_size={size} and batch_multiple_of={multiple}, expected "
-                f"a batch_size of at least {multiple}. Raise one or lower the other."
-            )
+        if size is not None:
+            why = "It is batch_multiple_of. Raise one or lower the other."
+            check_int("batch_size", size, multiple, why)
         longest = self.boundaries[-1] if self.boundaries else 1
-        if not self.find_batch_size(longest):
-            raise ValueError(
-                f"words_per_batch got {words}, expected at least {multiple * longest}. It is to "
-                f"hold {multiple} samples padded to {longest}. Raise it, or lower "
-                "batch_multiple_of or the last boundary."
-            )
+        why = f"It holds {multiple} samples padded to {longest}, and no fewer."
+        remedy = "Raise it, or lower batch_multiple_of or the last boundary."
+        check_int("words_per_batch", words, multiple * longest, f"{why} {remedy}")
 
     def _check_boundaries(self) -> None:
         lengths = self.boundaries
@@ -153,13 +155,8 @@ class LengthPlan:
 
     def check_division(self, shard: Shard | None) -> None:
         """Check that batches of a budget divide equally over the processes."""
-        count, multiple = 1 if shard is None else shard.count, self.batch_multiple_of
-        if self.words_per_batch is not None and multiple % count:
-            raise ShardError(
-                f"batch_by_length got batch_multiple_of={multiple} over {count} processes, "
-                f"expected a multiple of {count}. Each reads an equal part of each batch. Pass "
-                f"{multiple + -multiple % count} on any number of processes for the same batches."
-            )
+        if self.words_per_batch is not None and shard is not None:
+            shard.check_division("batch_multiple_of", self.batch_multiple_of)
 
     def is_full(self, num_samples: int, num_words: int) -> bool:
         size, words = self.batch_size, self.words_per_batch
@@ -221,7 +218,7 @@ class LengthPlan:
         return batches if self.drop_last else batches + short
 
     def save(self) -> State:
-        return {**vars(self), "boundaries": list(self.boundaries)}
+        return encode_json(vars(self))
 
 
 def _too_long(length: int, number: int, longest: str, why: str, remedy: str) -> ValueError:
@@ -410,8 +407,8 @@ def learn_buckets(
     >>> learn_buckets([{"words": [1] * n} for n in (1, 2, 3, 9)], field="words", multiple_of=1)
     [1, 2, 3, 9]
     """
-    check_int("max_buckets", max_buckets, 1, "Each is a length to pad to")
-    check_int("multiple_of", multiple_of, 1, "Lengths are rounded up to it")
+    check_int("max_buckets", max_buckets, 1, "Each is a length to pad to.")
+    check_int("multiple_of", multiple_of, 1, "Lengths are rounded up to it.")
     measure = choose_measure("learn_buckets", field, length)
     is_plain = field is None and length is None
     counts: Counter[int] = Counter()
@@ -421,7 +418,7 @@ def learn_buckets(
             try:
                 is_length = is_plain and isinstance(sample, (int, np.integer))
                 words = int(sample) if is_length else measure(sample)
-                check_int("learn_buckets: a length", words, 0, "It counts words")
+                check_int("learn_buckets: a length", words, 0, "It counts words.")
             except Exception as error:
                 note(error, f"in learn_buckets, sample {number} of epoch 0")
                 raise
@@ -486,7 +483,7 @@ class _Plan:
     splits_long: bool
 
     def save(self) -> State:
-        return {**vars(self), "fields": list(self.fields), "lengths": list(self.lengths)}
+        return encode_json(vars(self))
 
 
 class _Row:
@@ -606,11 +603,7 @@ class _PackIterator(DecoratedIterator[Any, dict[str, np.ndarray]]):
                         row_of[number].add(number, piece)
                 break
             else:
-                raise ReaderStateError(
-                    f"pack.set_state() got a source of {self._num_read} samples, expected at least "
-                    f"the {state['num_read']} that were read. The source is shorter than in the "
-                    "run that was saved. Give the reader the data of the run that was saved."
-                )
+                raise refuse_short("pack.set_state()", self._num_read, state["num_read"])
 
 
 def _cut(sample: Any, number: int, plan: _Plan) -> list[Piece]:
@@ -721,8 +714,8 @@ def pack(
             "and one length or a length of each. Name the sequences of a sample."
         )
     for name in fields:
-        check_int(f"pack(length) of {name!r}", lengths[name], 1, "It counts the words of a row")
-    check_int("pack(open_rows)", open_rows, 1, "It counts the rows that are filled at once")
+        check_int(f"pack(length) of {name!r}", lengths[name], 1, "It counts the words of a row.")
+    check_int("pack(open_rows)", open_rows, 1, "It counts the rows that are filled at once.")
     if splits_long and len(set(lengths.values())) > 1:
         raise ValueError(
             f"pack(splits_long=True) got length={length!r}, expected one length of all fields. "

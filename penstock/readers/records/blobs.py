@@ -15,8 +15,9 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock._errors import check_int, check_known
 from penstock._image_resizing import resize
-from penstock.readers._errors import FeatureError, check_choice
+from penstock.readers._errors import FeatureError
 from penstock.readers.records import messages
 from penstock.readers.records.features import missing
 from penstock.readers.records.image_decoding import ImageError, decode_bgr
@@ -49,11 +50,9 @@ class _SizedPreprocessor:
     height: int
 
     def __post_init__(self) -> None:
-        if min(self.width, self.height) < 1:
-            raise ValueError(
-                f"{type(self).__name__} got width={self.width}, height={self.height}, expected "
-                "sizes >= 1. They count pixels. Pass the width, then the height."
-            )
+        for name in ("width", "height"):
+            why = "It counts pixels. Pass the width, then the height."
+            check_int(f"{type(self).__name__} got {name}=", getattr(self, name), 1, why)
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,9 @@ class ImagePreprocessor:
     preprocessor: Literal["bgr2rgb", "mirror"]
 
     def __post_init__(self) -> None:
-        why = "OneFlow knows no other by name"
-        check_choice("ImagePreprocessor", self.preprocessor, ("bgr2rgb", "mirror"), why)
+        why = "OneFlow knows no other by name."
+        names = ("bgr2rgb", "mirror")
+        check_known("ImagePreprocessor", self.preprocessor, names, why, ValueError)
 
     @property
     def is_random(self) -> bool:
@@ -288,14 +288,11 @@ class ImageCodec:
         self, values: messages.Values, name: str, shape: Shape, dtype: np.dtype, random: Random
     ) -> np.ndarray:
         """Return `[H, W, C]`."""
-        if isinstance(values, np.ndarray) or len(values) != 1:
-            raise FeatureError(
-                f"blob {name!r} got {len(values)} values of {messages.dtype_name(values)}, "
-                "expected 1 of bytes. Use RawCodec for pixels stored as numbers."
-            )
+        remedy = "Use RawCodec for pixels stored as numbers."
+        encoded = messages.take_bytes(f"blob {name!r}", values, remedy)
         # Any other shape is refused below, by the shape that the image has.
         channels = shape[-1] if len(shape) == 3 and shape[-1] in (1, 3) else 3
-        image = decode_bgr(values[0], channels=channels, name=f"blob {name!r}")
+        image = decode_bgr(encoded, channels=channels, name=f"blob {name!r}")
         image = run_preprocessors(self.image_preprocessors, image, random)
         if image.shape != shape:
             raise ImageError(
@@ -328,12 +325,9 @@ class RawCodec:
     ) -> np.ndarray:
         """Return the array."""
         if not isinstance(values, np.ndarray):
-            if len(values) != 1:
-                raise FeatureError(
-                    f"blob {name!r} got {len(values)} values of bytes, expected 1. RawCodec reads "
-                    "one bytes value, an element a byte. Use BytesListCodec for several."
-                )
-            values = np.frombuffer(values[0], np.int8)
+            remedy = "RawCodec takes a byte for an element. Use BytesListCodec for several values."
+            stored = messages.take_bytes(f"blob {name!r}", values, remedy)
+            values = np.frombuffer(stored, np.int8)
         size = math.prod(shape)
         if len(values) != size and not (self.auto_zero_padding and len(values) < size):
             most = "at most " if self.auto_zero_padding else ""

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
+from penstock._errors import check_known
 from penstock._files import cache_folder, replacing
-from penstock.readers._errors import RecordError, check_choice
+from penstock.readers._errors import RecordError
 from penstock.readers.records.framing import TFRECORD, WINDOW_BITS, Framing, FramingError
 
 # What is being written grows: its time of modification is younger.
@@ -50,8 +51,8 @@ class RecordFormat:
     max_plain_bytes: int = 64 << 30
 
     def __post_init__(self) -> None:
-        why = "These are the whole-file compressions of TFRecord"
-        check_choice("compression", self.compression, get_args(Compression), why)
+        why = "These are the whole-file compressions of TFRecord."
+        check_known("compression", self.compression, get_args(Compression), why, ValueError)
 
 
 def path_key(path: str | Path) -> str:

@@ -10,10 +10,10 @@ from typing import Any, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from penstock._errors import listed, nearest
+from penstock._errors import check_int, check_known, listed, nearest
 from penstock._image_resizing import Interpolation
 from penstock.readers._batching import check_length, pad
-from penstock.readers._errors import FeatureError, check_choice
+from penstock.readers._errors import FeatureError
 from penstock.readers.records import messages
 from penstock.readers.records.image_decoding import decode_image, resize_image
 
@@ -52,11 +52,9 @@ class FixedLenFeature:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
         object.__setattr__(self, "dtype", messages.resolve_dtype(self.dtype))
-        if any(n < 0 for n in self.shape):
-            raise ValueError(
-                f"FixedLenFeature got shape={self.shape}, expected sizes >= 0. A fixed feature has "
-                "a known shape. Declare a VarLenFeature where the length differs between records."
-            )
+        for size in self.shape:
+            why = "Declare a VarLenFeature where the length differs between records."
+            check_int(f"FixedLenFeature got shape={self.shape} with a size of ", size, 0, why)
         if self.default_value is not None:
             # Broadcast once, to a view that cannot be written: every record without the feature
             # gets it.
@@ -162,8 +160,9 @@ class ImageFeature:
         shape = tuple(None if n is None else int(n) for n in self.shape)
         object.__setattr__(self, "shape", shape)
         if self.resize is not None:
-            why = "Images are made larger or smaller in one of these ways"
-            check_choice("ImageFeature(resize)", self.resize, get_args(Interpolation), why)
+            why = "Images are made larger or smaller in one of these ways."
+            ways = get_args(Interpolation)
+            check_known("ImageFeature(resize)", self.resize, ways, why, ValueError)
         has_size = shape[:2] != (None, None)
         is_right = all(n is not None and n >= 1 for n in shape) if has_size else not self.resize
         if len(shape) != 3 or shape[-1] not in (1, 3) or not is_right:
@@ -181,16 +180,13 @@ class ImageFeature:
             raise missing(self.key, features)
         # Not converted: of a list of numbers only length and dtype are needed, for the error.
         values = messages.describe_list(*entry)
-        if len(values) != 1 or not isinstance(values[0], bytes):
-            raise FeatureError(
-                f"feature {self.key!r} got {len(values)} values of {messages.dtype_name(values)}, "
-                "expected 1 of bytes. Pass the key that holds the image."
-            )
+        remedy = "Pass the key that holds the image."
+        encoded = messages.take_bytes(f"feature {self.key!r}", values, remedy)
         height, width, channels = self.shape
         # What "bilinear" makes of a large image is that of all its pixels, as elsewhere.
         enough = max(height or 0, width or 0) if self.resize == "area" else None
         image = decode_image(
-            values[0], channels=channels or 3, name=f"feature {self.key!r}", shorter_side=enough
+            encoded, channels=channels or 3, name=f"feature {self.key!r}", shorter_side=enough
         )
         if height is not None and width is not None:
             image = resize_image(image, height, width, self.resize, name=f"feature {self.key!r}")

@@ -72,12 +72,8 @@ class Framing:
         else:
             length, crc = _LENGTH_AND_CRC.unpack(header)
             # Before the length is believed: it says where the next record is looked for.
-            if masked_crc32c(header[:8]) != crc:
-                raise FramingError(
-                    f"{self.name} length got checksum {masked_crc32c(header[:8]):08x}, expected "
-                    f"{crc:08x} as stored. The file is damaged, compressed, or of another format. "
-                    "Write it again, or pass on_error='skip' to leave the rest of it out."
-                )
+            what = "The file is damaged, compressed, or of another format"
+            self._check_crc("length", header[:8], crc, what, "rest of it")
         if length > self.max_payload_bytes:
             raise FramingError(
                 f"{self.name} length got {length} bytes, expected 0 to {self.max_payload_bytes}. "
@@ -85,6 +81,13 @@ class Framing:
                 "to leave the rest of it out."
             )
         return length
+
+    def _check_crc(self, part: str, content: bytes, crc: int, what: str, left_out: str) -> None:
+        if (actual := masked_crc32c(content)) != crc:
+            raise FramingError(
+                f"{self.name} {part} got checksum {actual:08x}, expected {crc:08x} as stored. "
+                f"{what}. Write it again, or pass on_error='skip' to leave the {left_out} out."
+            )
 
     def payload(self, record: bytes, length: int) -> bytes:
         """Return the payload of one whole framed record whose length the index says is `length`."""
@@ -102,12 +105,7 @@ class Framing:
         payload = record[self.header_bytes : self.header_bytes + length]
         if self.has_crc:
             (crc,) = _CRC.unpack_from(record, self.header_bytes + length)
-            if masked_crc32c(payload) != crc:
-                raise FramingError(
-                    f"{self.name} payload got checksum {masked_crc32c(payload):08x}, expected "
-                    f"{crc:08x} as stored. The record is damaged. Write the file again, or pass "
-                    "on_error='skip' to leave the record out."
-                )
+            self._check_crc("payload", payload, crc, "The record is damaged", "record")
         return payload
 
     def build_truncation_error(self, got: str) -> FramingError:

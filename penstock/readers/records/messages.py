@@ -182,6 +182,14 @@ def dtype_name(values: Values) -> str:
     return str(values.dtype) if isinstance(values, np.ndarray) else "bytes"
 
 
+def take_bytes(thing: str, values: Values, remedy: str) -> bytes:
+    """Return the one value of bytes that is expected, such as an encoded image."""
+    if isinstance(values, np.ndarray) or len(values) != 1:
+        got = f"{len(values)} values of {dtype_name(values)}"
+        raise FeatureError(f"{thing} got {got}, expected 1 of bytes. {remedy}")
+    return values[0]
+
+
 def cast_exactly(values: Values, dtype: np.dtype | None, key: str, shape: tuple[int, ...]) -> Any:
     """Return values as an array of the shape and dtype; bytes of shape `()` as bytes.
 

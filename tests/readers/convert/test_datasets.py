@@ -181,7 +181,7 @@ def test_any_image_folder_converts(tmp_path):
     ]
     assert [len(read_slim(path)) for path in made[:2]] == [4, 2]
     with pytest.raises(
-        convert.ArgumentError, match=r"'images' got 6 images, num_validation=6, .* Pass .* 0 to 5"
+        convert.ArgumentError, match=r"'images' got 6 images, num_validation=6, .* from 0 to 5"
     ):
         convert_pets(tmp_path, num_validation=6, force=True)
     (tmp_path / "images" / "cats" / "bad.png").write_bytes(b"no image")
@@ -251,7 +251,7 @@ def test_default_holds_out_a_tenth_of_the_images_that_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"num_shards": 0}, "num_shards got 0, expected an int >= 1"),
+        ({"num_shards": 0}, "num_shards got 0, expected an integer of 1 or more"),
         ({"num_validation": -1}, "got 1 images, num_validation=-1"),
         (
             {"dataset_name": "../pets"},

@@ -90,7 +90,7 @@ def test_record_that_is_no_example_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("num_parts", "suffix_length", "expected"),
     [
-        (0, 5, "num_parts got 0, expected an int >= 1"),
+        (0, 5, "num_parts got 0, expected an integer of 1 or more"),
         (11, 1, "part_name_suffix_length got 1, expected -1, or 2 to 200"),
         (1, 0, "part_name_suffix_length got 0, expected -1, or 1 to 200"),
         (1, -2, "part_name_suffix_length got -2, expected -1"),

@@ -182,14 +182,14 @@ def test_bytes_that_are_no_image_are_an_error(encoded):
 @pytest.mark.parametrize(
     ("declare", "expected"),
     [
-        (lambda: FixedLenFeature((-1,)), r"FixedLenFeature got shape=\(-1,\), expected sizes >= 0"),
+        (lambda: FixedLenFeature((-1,)), r"FixedLenFeature got shape=\(-1,\) with a size of -1,"),
         (lambda: FixedLenFeature((), "complex64"), "dtype got 'complex64', expected a bool, int"),
         (lambda: VarLenFeature("no such"), "dtype got 'no such', expected a bool, int"),
         (lambda: ImageFeature((224, 224)), r"ImageFeature got shape=\(224, 224\), expected"),
         (lambda: ImageFeature((None, 9, 3)), r"ImageFeature got shape=\(None, 9, 3\), expected"),
         (
             lambda: ImageFeature((4, 4, 3), resize="cubic"),
-            r"resize\) got 'cubic', expected 'bilinear' or 'area'",
+            r"resize\) got 'cubic', expected one of 'bilinear', 'area'",
         ),
         (
             lambda: ImageFeature((None, None, 3), resize="area"),

@@ -94,7 +94,7 @@ def test_empty_file_has_no_records(tmp_path):
 
 def test_unknown_compression_is_an_error():
     with pytest.raises(
-        ValueError, match="compression got 'gzip', expected 'auto' or '' or 'GZIP' or"
+        ValueError, match="compression got 'gzip', expected one of 'auto', '', 'GZIP',"
     ):
         RecordFormat(compression="gzip")
 
