@@ -8,13 +8,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from penstock import layers
-from penstock.preprocessing import Preprocessing
+from penstock.preprocessing import (
+    Cifarnet,
+    Inception,
+    Lenet,
+    Plain,
+    Preprocessing,
+    Torchvision,
+    Vgg,
+)
 from tests.layers.programs import infer, train
 
 GOLDENS: dict[str, np.ndarray] = dict(np.load(Path(__file__).with_name("goldens.npz")))
 IMAGE = GOLDENS["image"]
+ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain(), Torchvision()]
+EACH = pytest.mark.parametrize("prep", ALL, ids=lambda prep: repr(prep)[:28])
 
 
 @dataclass(frozen=True, kw_only=True)

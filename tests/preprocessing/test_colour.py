@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import preprocessing
+from tests.preprocessing.goldens import GOLDENS
 
 COLOURS = np.random.default_rng(0).uniform(size=(6, 8, 3)).astype(np.float32)
 COLOURS[0, :4] = COLOURS[0, :4, :1]  # gray
@@ -36,12 +37,12 @@ def test_hue_is_that_of_hsv(delta):
     np.testing.assert_allclose(actual, through_hsv(COLOURS, delta, 1), atol=2e-6)
 
 
-def test_saturation_of_values_below_zero_is_tensorflows():
-    # From tf.image.adjust_saturation(x, 1.5): a brightness was added before and not clipped.
-    image = jnp.array([[[0.2, -0.1, 0.05], [-0.1, -0.3, -0.2]]])
-    expected = [[[0.2, 0.0, 0.1], [-0.1, -0.1, -0.1]]]
-    actual = preprocessing.adjust_saturation(image, jnp.array(1.5))
-    np.testing.assert_allclose(actual, expected, atol=1e-6)
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "hue"])
+def test_values_inside_and_outside_the_range_are_tensorflows(name):
+    adjust = getattr(preprocessing, f"adjust_{name}")
+    images, amounts = jnp.asarray(GOLDENS["colour_images"]), GOLDENS[f"amounts_{name}"]
+    actual = [adjust(*pair) for pair in zip(images, amounts, strict=True)]
+    np.testing.assert_allclose(actual, GOLDENS[f"colour_{name}"], rtol=0, atol=3e-6)
 
 
 def test_contrast_keeps_the_mean_of_each_channel():

@@ -9,8 +9,17 @@ from tests.preprocessing.philox import as_generator
 
 
 def test_tensorflows_random_numbers_give_tensorflows_crops():
-    boxes = [sample_box(as_generator((seed, 3)), 375, 500) for seed in range(24)]
-    assert [list(box) for box in boxes] == GOLDENS["boxes"].tolist()
+    options = GOLDENS["box_options"].tolist()
+    for seed, (row, drawn) in enumerate(zip(options, GOLDENS["boxes"].tolist(), strict=True)):
+        box = sample_box(
+            as_generator((seed, 3)),
+            *drawn[:2],
+            aspect_ratio_range=(row[0], row[1]),
+            area_range=(row[2], row[3]),
+            min_object_covered=row[4],
+            max_attempts=int(row[5]),
+        )
+        assert list(box) == drawn[2:], seed
 
 
 @pytest.mark.parametrize("size", [(375, 500), (500, 375), (32, 32), (9, 7)])

@@ -12,20 +12,19 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import LayerContextError, ProgramError
-from penstock.preprocessing import (
-    Cifarnet,
-    Inception,
-    Lenet,
-    Plain,
-    Preprocessing,
-    Torchvision,
-    Vgg,
-)
+from penstock.preprocessing import Cifarnet, Inception, Lenet, Preprocessing, Vgg
 from tests.layers.programs import infer
-from tests.preprocessing.goldens import Seen, declared, evaluated, finished, photo, trained
+from tests.preprocessing.goldens import (
+    ALL,
+    EACH,
+    Seen,
+    declared,
+    evaluated,
+    finished,
+    photo,
+    trained,
+)
 
-ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain(), Torchvision()]
-EACH = pytest.mark.parametrize("prep", ALL, ids=lambda prep: repr(prep)[:28])
 RANDOM = pytest.mark.parametrize("prep", ALL[:4], ids=lambda prep: repr(prep)[:28])
 IMAGES = np.stack([photo(6, 8, seed=seed) for seed in range(8)])
 SAME = np.repeat(IMAGES[:1], 24, axis=0)

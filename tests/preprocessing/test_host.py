@@ -17,10 +17,8 @@ from penstock.preprocessing import (
     Torchvision,
     Vgg,
 )
-from tests.preprocessing.goldens import finished, photo
+from tests.preprocessing.goldens import EACH, finished, photo
 
-ALL = [Inception(), Inception(fast_mode=False), Vgg(), Cifarnet(), Lenet(), Plain(), Torchvision()]
-EACH = pytest.mark.parametrize("prep", ALL, ids=lambda prep: repr(prep)[:28])
 SIZE = 32
 
 

@@ -1,7 +1,5 @@
 """Preprocessing in readers: one draw for each record and epoch, whoever computes it."""
 
-import json
-
 import cv2
 import jax
 import numpy as np
@@ -29,11 +27,6 @@ def folder(tmp_path_factory):
     return path
 
 
-def train_reader(folder, **options):
-    augment = Inception(dtype="uint8").for_training(24)
-    return readers.image_folder(folder, 4, augment=augment, seed=5, **options)
-
-
 def images_of(reader) -> np.ndarray:
     return np.concatenate([batch["image"] for batch in reader()])
 
@@ -46,51 +39,14 @@ def test_photographs_of_any_size_become_batches(folder):
 
 
 def test_each_record_draws_from_seed_epoch_and_number(folder):
-    reader = train_reader(folder)
     augment = Inception(dtype="uint8").for_training(24)
+    reader = readers.image_folder(folder, 4, augment=augment, seed=5)
     for epoch in range(2):
         expected = [
             augment({"image": image}, np.random.default_rng((5, epoch, number)))["image"]
             for number, image in enumerate(PHOTOS)
         ]
         np.testing.assert_array_equal(images_of(reader), expected)
-
-
-def test_epochs_draw_apart(folder):
-    reader = train_reader(folder)
-    first, second = images_of(reader), images_of(reader)
-    assert all(not np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_workers": 0},
-        {"num_workers": 3},
-        {"num_workers": 2, "cache_records": True},
-        pytest.param({"num_workers": 2, "workers": "process"}, marks=pytest.mark.slow),
-    ],
-    ids=["caller", "threads", "cached", "processes"],
-)
-def test_draws_do_not_depend_on_the_workers(folder, options):
-    expected = train_reader(folder, num_workers=1, shuffle=True)
-    reader = train_reader(folder, shuffle=True, **options)
-    for _ in range(2):
-        np.testing.assert_array_equal(images_of(reader), images_of(expected))
-    reader.close()
-
-
-def test_resumed_pass_draws_the_same(folder):
-    reader = train_reader(folder, shuffle=True)
-    reader()
-    iterator = reader()  # the second epoch
-    next(iterator)
-    state = json.dumps(iterator.get_state())
-    expected = [batch["image"] for batch in iterator]
-    resumed = train_reader(folder, shuffle=True)()
-    resumed.set_state(json.loads(state))
-    actual = [batch["image"] for batch in resumed]
-    np.testing.assert_array_equal(np.concatenate(actual), np.concatenate(expected))
 
 
 def test_evaluation_is_a_decode_and_an_augment(folder):
@@ -102,25 +58,6 @@ def test_evaluation_is_a_decode_and_an_augment(folder):
     np.testing.assert_array_equal(decoded[0], expected)
 
 
-def test_record_files_give_images_of_their_own_size(tmp_path):
-    with readers.RecordWriter(tmp_path / "a.tfrecord") as writer:
-        for number, image in enumerate(PHOTOS):
-            png = readers.records.encode_png(image)
-            writer.write(readers.build_example({"image/encoded": png, "label": number}))
-    features = {
-        "image": readers.ImageFeature((None, None, 3)),
-        "label": readers.FixedLenFeature((), "int32"),
-    }
-    evaluate = VGG.for_evaluation(24)
-    reader = readers.tfrecord(
-        tmp_path / "a.tfrecord", features, batch_size=NUM_IMAGES, decode=evaluate
-    )
-    batch = next(reader())
-    expected = [evaluate({"image": image})["image"] for image in PHOTOS]
-    np.testing.assert_array_equal(batch["image"], expected)
-    assert batch["label"].tolist() == list(range(NUM_IMAGES))
-
-
 def test_training_as_decode_or_transform_says_where_it_belongs(folder):
     augment = Cifarnet().for_training(24)
     with pytest.raises(PreprocessingError, match=r"got no random numbers.*give `for_training"):
@@ -129,17 +66,9 @@ def test_training_as_decode_or_transform_says_where_it_belongs(folder):
         next(readers.image_folder(folder, 4, size=(24, 24), transform=augment)())
 
 
-def test_error_names_the_file(folder):
-    with pytest.raises(PreprocessingError, match=r"Cifarnet got an image of 40 x 56") as caught:
-        images_of(readers.image_folder(folder, 4, augment=Cifarnet().for_training(60)))
-    assert "00.png" in "\n".join(caught.value.__notes__)
-
-
-@pytest.mark.quick("vgg")
-@pytest.mark.parametrize("prep", [Inception(), VGG], ids=["inception", "vgg"])
-def test_reader_and_trainer_train_test_and_infer(folder, prep):
+def test_reader_and_trainer_train_test_and_infer(folder):
     def infer_program():
-        images = prep.device(layers.data("image", [24, 24, 3]))
+        images = VGG.device(layers.data("image", [24, 24, 3]))
         return layers.fc(layers.pool2d(images, 24, pool_type="avg"), 2, act="softmax")
 
     def train_program():
@@ -147,8 +76,8 @@ def test_reader_and_trainer_train_test_and_infer(folder, prep):
         return layers.mean(layers.cross_entropy(infer_program(), label))
 
     trainer = ps.Trainer(train_program, optax.sgd(1e-4), place=jax.devices()[:2])
-    train = readers.image_folder(folder, 4, augment=prep.for_training(24), shuffle=True)
-    test = readers.image_folder(folder, 4, decode=prep.for_evaluation(24))
+    train = readers.image_folder(folder, 4, augment=VGG.for_training(24), shuffle=True)
+    test = readers.image_folder(folder, 4, decode=VGG.for_evaluation(24))
     losses = []
     trainer.train(
         train,

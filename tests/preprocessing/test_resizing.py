@@ -21,7 +21,7 @@ def test_ramp_is_sampled_without_the_half_pixel():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("way", ["smaller", "larger"])
+@pytest.mark.parametrize("way", ["smaller", "larger", "wider", "higher"])
 def test_every_method_gives_tensorflows_values(method, way):
     expected = GOLDENS[f"resize_{way}_{METHODS.index(method)}"]
     actual = resize(IMAGE[..., :1], *expected.shape[:2], method=method)
