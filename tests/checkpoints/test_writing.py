@@ -94,16 +94,16 @@ def pointers(arrays):
 
 
 @PLACES
-def test_snapshot_is_made_on_one_device_in_the_memory_of_the_one_before_it(place):
-    trainer = train_classifier(place=place())
-    engine, leaves = trainer._engine, trainer._engine.leaves
-    first = engine.snapshot()
-    assert {device for array in first for device in array.devices()} == set(place()[:1])
-    where = pointers(first)
-    assert not set(where) & set(pointers(leaf.addressable_data(0) for leaf in leaves))
-    second = engine.snapshot(first)
-    assert pointers(second) == where
-    assert_same_bits(second, leaves)
+def test_snapshots_of_a_run_are_made_on_one_device_in_the_memory_of_the_one_before(place, tmp_path):
+    trainer, where = train_classifier(every_step(tmp_path), place=place()), []
+    for _ in range(2):
+        trainer._saver.save(trainer._status)
+        where.append(pointers(trainer._saver._spare))
+    assert where[0] == where[1] != []
+    made, leaves = trainer._saver._spare, trainer._engine.leaves
+    assert {device for array in made for device in array.devices()} == set(place()[:1])
+    assert not set(where[1]) & set(pointers(leaf.addressable_data(0) for leaf in leaves))
+    assert_same_bits(made, leaves)
 
 
 def test_no_snapshot_is_kept_where_saves_are_waited_for(tmp_path):
@@ -123,15 +123,6 @@ def test_last_checkpoint_is_not_written_twice(tmp_path):
     trainer._saver.store.write = lambda made: written.append(made.position) or write(made)
     trainer.train(linear_reader(), num_epochs=2)
     assert [position.global_step for position in written] == [3, 6]
-
-
-def test_snapshots_of_a_run_take_the_memory_of_the_one_before(tmp_path):
-    trainer = train_line(every_step(tmp_path))
-    where = []
-    for _ in range(2):
-        trainer._saver.save(trainer._status)
-        where.append(pointers(trainer._saver._spare))
-    assert where[0] == where[1] != []
 
 
 def test_state_of_a_handler_is_that_of_the_checkpoint_though_it_is_written_later(tmp_path):

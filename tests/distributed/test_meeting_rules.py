@@ -34,14 +34,6 @@ def exchange(meetings, index, name="a", text="null", position=0, way="all"):
     return tell(meetings, index, "exchange", **fields)
 
 
-def test_value_that_most_have_is_told_once_with_each_other_one_and_who_has_it():
-    meetings = Meetings(4)
-    for index, text in enumerate(["a", "b", "a"]):
-        assert exchange(meetings, index, text=text) == {}
-    answer = exchange(meetings, 3, text="a")
-    assert answer == to_all(4, {"text": "a", "others": [["b", [1]]]})
-
-
 def test_process_that_leaves_an_exchange_is_waited_for_in_the_next():
     meetings = Meetings(2)
     exchange(meetings, 0, "a")
@@ -84,12 +76,6 @@ def test_call_that_another_will_not_make_any_more_fails():
     assert "failed with OSError: x" in find_failure(
         meetings, 1, "ended", what="failed with OSError: x"
     )
-
-
-def test_scripts_that_all_end_are_no_failure():
-    meetings = Meetings(2)
-    assert tell(meetings, 0, "ended", what="") == {}
-    assert tell(meetings, 1, "ended", what="") == {}
 
 
 class Loop:

@@ -1,10 +1,12 @@
 """Events sent to handlers by hand, and a note of what they read."""
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import optax
+import pytest
 
 import penstock as ps
 from penstock.events import (
@@ -97,6 +99,35 @@ def drive(
         emit(EndEpoch(epoch, done, num_steps, 10 * num_steps, read, data_wait))
     emit(end or EndTraining("completed", None, num_epochs * num_steps))
     return source
+
+
+def drive_killed(
+    make: Callable[[], Any],
+    *,
+    saved_at: int,
+    killed_at: int,
+    source: Source | None = None,
+    **run: Any,
+) -> tuple[Any, Any]:
+    """Drive a handler until it is killed at a step, and another from a state before that.
+
+    Returns:
+      The other handler, and the state that it went on from.
+    """
+    killed, states = make(), []
+
+    def on_step(global_step: int) -> None:
+        if global_step == saved_at:
+            states.append(json.loads(json.dumps(killed.get_state(), allow_nan=False)))
+        if global_step == killed_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(killed, source=source, on_step=on_step, **run)
+    combine_handlers(killed)(EndTraining("interrupted", KeyboardInterrupt(), killed_at))
+    other = make()
+    drive(other, first=saved_at, source=source, **run, **resumed(other, states[0]))
+    return other, states[0]
 
 
 def epochs(

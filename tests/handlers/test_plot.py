@@ -12,7 +12,7 @@ import pytest
 from penstock.events import BeginTraining, EndTraining
 from penstock.handlers import Evaluate, Plot, figures, plot
 from penstock.handlers.figures import Curve, CurveSet, smooth
-from tests.handlers.driving import Source, drive, linear_trainer
+from tests.handlers.driving import Source, drive, drive_killed, linear_trainer
 from tests.networks import linear_reader
 
 
@@ -130,21 +130,12 @@ def test_drawing_that_takes_long_is_done_rarely(tmp_path, drawn, clock, monkeypa
 
 def test_resumed_run_has_the_points_of_an_uninterrupted_one(tmp_path, drawn):
     source = Source(lambda step: float(step))
-    drive(Plot(tmp_path / "a.png", every_steps=2, test=lambda: 7.0), num_epochs=3, source=source)
-    states = []
-    killed = Plot(tmp_path / "b.png", every_steps=2, test=lambda: 7.0)
 
-    def on_step(step):
-        if step == 12:
-            states.append(json.loads(json.dumps(killed.get_state())))
-        if step == 15:
-            raise KeyboardInterrupt
+    def make():
+        return Plot(tmp_path / "a.png", every_steps=2, test=lambda: 7.0)
 
-    with pytest.raises(KeyboardInterrupt):
-        drive(killed, num_epochs=3, source=source, on_step=on_step)
-    resumed = Plot(tmp_path / "b.png", every_steps=2, test=lambda: 7.0)
-    resumed.set_state(states[0])
-    drive(resumed, num_epochs=3, first=12, source=source)
+    drive(make(), num_epochs=3, source=source)
+    drive_killed(make, saved_at=12, killed_at=15, num_epochs=3, source=source)
     assert lines_of(drawn[-1]) == lines_of(drawn[0])
 
 

@@ -1,7 +1,6 @@
 """Report: what its page shows and asks, what it says of what is missing, and that nothing waits."""
 
 import io
-import json
 import re
 
 import jax
@@ -15,7 +14,7 @@ from penstock.events import EndTraining
 from penstock.handlers import Evaluate, Report
 from penstock.handlers.report import run_page
 from penstock.handlers.report.findings import Questions
-from tests.handlers.driving import Source, drive, linear_trainer, resumed, two_objectives
+from tests.handlers.driving import Source, drive, drive_killed, linear_trainer, two_objectives
 from tests.html_pages import HtmlPage
 from tests.networks import linear_reader
 
@@ -166,28 +165,14 @@ def test_resumed_run_has_the_page_of_an_uninterrupted_one(path, drawn):
 
     whole = make()
     drive(whole, num_epochs=3, source=source)
-    states = []
-    killed = make()
-
-    def on_step(step):
-        if step == 12:
-            states.append(json.loads(json.dumps(killed.get_state(), allow_nan=False)))
-        if step == 15:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        drive(killed, num_epochs=3, source=source, on_step=on_step)
-    killed(EndTraining("interrupted", KeyboardInterrupt(), 15))
-    other = make()
-    options = resumed(other, states[0])
-    drive(other, num_epochs=3, first=12, source=source, **options)
+    other, state = drive_killed(make, saved_at=12, killed_at=15, num_epochs=3, source=source)
     assert drawn[-1] == drawn[0]
     assert len(drawn[-1]["train loss"]) == 11
     text = HtmlPage(path).said
     assert [f"epoch {number} {8 * number} " in text for number in range(1, 5)] == [True] * 3 + [
         False
     ]
-    assert other.get_state()["secs"]["steps"] > states[0]["secs"]["steps"] > 0
+    assert other.get_state()["secs"]["steps"] > state["secs"]["steps"] > 0
     assert other.get_state()["num_left_out"] == whole.get_state()["num_left_out"] == 1
 
 
@@ -259,12 +244,14 @@ def test_trainer_without_infer_func_is_refused_before_training(path):
         linear_trainer().train(reader, Report(path, reader=reader), num_epochs=1)
 
 
-def test_batches_and_labels_of_another_form_are_named():
-    def ask(batches):
-        options = {"classes": None, "num_mistakes": 1, "num_samples": 1}
-        shares = {"infer": lambda batch: np.full((1, 2), 0.5), "image": None, "label": "label"}
-        return Questions(reader=batches, **options, **shares).ask(None)
+def ask(reader, infer, feed_order=None, **options):
+    """Return what is found out of a network, which shows one mistake and one sample."""
+    options = {"image": "image", "num_mistakes": 1, "num_samples": 1, **options}
+    asked = Questions(reader=reader, infer=infer, label="label", classes=None, **options)
+    return asked.ask(None, feed_order).findings
 
+
+def test_batches_and_labels_of_another_form_are_named():
     for batches, text in (
         ([([0], [1])], "the reader yielded a batch of 2 unnamed fields, expected names for them"),
         ([], "the reader yielded no batch, expected at least one"),
@@ -273,7 +260,7 @@ def test_batches_and_labels_of_another_form_are_named():
         ([{"label": np.array([0, 1])}], "the network gave 1 answers, expected 2"),
     ):
         with pytest.raises(ValueError, match=text):
-            ask(batches)
+            ask(batches, lambda batch: np.full((1, 2), 0.5), image=None)
 
 
 @pytest.mark.parametrize("form", ["dict", "tuple", "samples", "dicts", "function"])
@@ -287,15 +274,11 @@ def test_batches_are_of_any_form_that_a_test_takes(form):
         "dicts": [{"image": image, "label": label} for image, label in rows],
         "function": (images, labels),
     }[form]
-    options = {"classes": None, "num_mistakes": 1, "num_samples": 1}
-    asked = Questions(
-        reader=(lambda: iter([batch])) if form == "function" else [batch],
-        infer=lambda feed: np.eye(2)[[0, 0, 1]] + 0 * feed["image"].sum(),
-        image="image",
-        label="label",
-        **options,
+    findings = ask(
+        (lambda: iter([batch])) if form == "function" else [batch],
+        lambda feed: np.eye(2)[[0, 0, 1]] + 0 * feed["image"].sum(),
+        ["image", "label"],
     )
-    findings = asked.ask(None, ["image", "label"]).findings
     np.testing.assert_array_equal(findings.matrix, [[1, 0], [1, 1]])
     assert findings.mistakes[0].process is None
 
@@ -303,26 +286,15 @@ def test_batches_are_of_any_form_that_a_test_takes(form):
 def test_logits_count_as_the_probabilities_they_stand_for():
     batch = {"label": np.array([0, 1]), "image": np.zeros((2, 2, 2), np.float32)}
     shares = np.array([[0.8, 0.2], [0.4, 0.6]])
-
-    def ask(infer):
-        options = {"image": "image", "label": "label", "classes": None}
-        answers = Questions(
-            reader=[batch], infer=infer, num_mistakes=1, num_samples=1, **options
-        ).ask(None)
-        return answers.findings.cross_entropy
-
-    expected = -np.log([0.8, 0.6]).mean()
-    assert ask(lambda batch: shares) == pytest.approx(expected)
-    assert ask(lambda batch: np.log(shares) + 7) == pytest.approx(expected)
+    for infer in (lambda batch: shares, lambda batch: np.log(shares) + 7):
+        assert ask([batch], infer).cross_entropy == pytest.approx(-np.log([0.8, 0.6]).mean())
 
 
 def test_images_of_any_range_are_shown_from_black_to_white():
     def show(image):
         batch = {"label": np.array([0]), "image": np.array(image).reshape(1, 1, 2, 1)}
-        options = {"image": "image", "label": "label", "classes": None, "num_mistakes": 0}
-        infer = {"infer": lambda batch: np.array([[1.0, 0.0]])}
-        asked = Questions(reader=lambda: [batch], num_samples=1, **options, **infer).ask(None)
-        return asked.findings.samples[0][0].image.ravel().tolist()
+        findings = ask(lambda: [batch], lambda batch: np.array([[1.0, 0.0]]), num_mistakes=0)
+        return findings.samples[0][0].image.ravel().tolist()
 
     assert show([0.0, 0.5]) == [0, 128]
     assert show([-2.0, 2.0]) == [0, 255]

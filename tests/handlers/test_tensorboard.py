@@ -93,9 +93,10 @@ def test_histogram_of_odd_values_holds_the_finite_ones(values):
     assert counts.sum() == np.isfinite(values).sum()
 
 
-@pytest.mark.parametrize("shape", [(4, 6, 1), (4, 6, 3), (4, 6, 4)])
-@pytest.mark.parametrize("kind", ["one", "list", "array"])
-def test_images_are_png_with_their_colours(tmp_path, shape, kind):
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("one", (4, 6, 1)), ("list", (4, 6, 3)), ("array", (4, 6, 4))]
+)
+def test_images_are_png_with_their_colours(tmp_path, kind, shape):
     random = np.random.default_rng(0)
     many = random.integers(0, 256, size=(2, *shape), dtype=np.uint8)
     images = {"one": many[0], "list": list(many), "array": many}[kind]

@@ -8,7 +8,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock.program_builder._inspect import ParameterRow, summary
-from tests.networks import PLACES, classifier, classifier_program, one_device
+from tests.networks import PLACES, classifier, classifier_program, eight_devices, one_device
 
 
 @pytest.fixture(scope="module", params=PLACES.args[1], ids=["one", "eight"])
@@ -45,10 +45,11 @@ def of_sequences():
     return total("w", 1) + total("l", 1, buckets=[8, 24]) + total("d", 2)
 
 
-@pytest.mark.quick("train-one", "infer-eight")
-@pytest.mark.parametrize("place", PLACES.args[1], ids=["one", "eight"])
-@pytest.mark.parametrize("mode", ["train", "test", "infer"])
-def test_inspection_shows_sequences_as_long_as_the_last_bucket(place, mode):
+@pytest.mark.quick("train", "infer")
+@pytest.mark.parametrize(
+    ("mode", "place"), [("train", one_device), ("test", one_device), ("infer", eight_devices)]
+)
+def test_inspection_shows_sequences_as_long_as_the_last_bucket(mode, place):
     builder = ps.ProgramBuilder(
         of_sequences, optax.sgd(0.1), infer_func=of_sequences, place=place()
     )

@@ -44,8 +44,7 @@ def build(program=perceptron, number=8, **options):
 
 
 @pytest.mark.quick("full-8")
-@pytest.mark.parametrize("number", [1, 8])
-@pytest.mark.parametrize("state_sharding", [None, "full"])
+@pytest.mark.parametrize(("state_sharding", "number"), [(None, 8), ("full", 8), (None, 1)])
 def test_memory_is_that_of_the_program_that_training_compiles(state_sharding, number):
     def wide():
         hidden = layers.fc(layers.data("x", [128]), 128, act="tanh")

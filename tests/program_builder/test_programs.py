@@ -15,7 +15,7 @@ from penstock.distributed import group
 from penstock.program_builder import _compilation
 from tests.networks import (
     PLACES,
-    STEPS_PER_CALL,
+    PLACES_AND_CALLS,
     class_data,
     classifier,
     classifier_program,
@@ -75,8 +75,7 @@ def test_without_jit_a_step_runs_with_values_and_nothing_is_compiled(caplog):
         np.testing.assert_allclose(trainer.parameters[name], value, rtol=1e-6)
 
 
-@STEPS_PER_CALL
-@PLACES
+@PLACES_AND_CALLS
 def test_three_ragged_epochs_compile_each_program_once(make_trainer, place, steps_per_call, caplog):
     trainer = make_trainer(place, steps_per_call)
     reader, compiled_after = ragged_reader(), []
@@ -139,8 +138,7 @@ def test_later_calls_of_the_trainer_and_builder_compile_nothing(make_trainer, pl
 # Transfers.
 
 
-@STEPS_PER_CALL
-@PLACES
+@PLACES_AND_CALLS
 def test_training_makes_no_implicit_transfer(make_trainer, place, steps_per_call):
     reader, read = ragged_reader(), []
 
@@ -262,32 +260,6 @@ def test_program_of_the_last_batch_is_traced_after_the_first_step(reader, expect
     # What is compiled beside training takes none of its time.
     secs = [compilation["secs"] for compilation in trainer.describe()["compilations"]]
     assert secs[1:] == [None] * (expected[-1] - 1)
-
-
-@STEPS_PER_CALL
-@PLACES
-def test_launch_gets_a_batch_alone_from_the_host_and_takes_the_state_before_it(
-    make_trainer, place, steps_per_call, monkeypatch
-):
-    trainer, on_the_host, survivors = make_trainer(place, steps_per_call), [], []
-    launch = trainer.builder.programs.launch
-
-    def watched(state, placed, rounds):
-        leaves = jax.tree_util.tree_leaves_with_path((state, placed.feed))
-        on_the_host.extend(
-            jax.tree_util.keystr(path) for path, leaf in leaves if not isinstance(leaf, jax.Array)
-        )
-        launched = launch(state, placed, rounds)
-        survivors.append([not leaf.is_deleted() for leaf in state[:-NUM_KEPT]])
-        return launched
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.builder.programs, "launch", watched)
-        trainer.train(ragged_reader(), num_epochs=2)
-    # On one CPU device, that is.
-    assert set(on_the_host) == ({"[1]['x']", "[1]['label']"} if place is one_device else set())
-    assert len(survivors) == 2 * (6 if steps_per_call == 1 else 3)
-    assert all(len(leaves) > 10 and not any(leaves) for leaves in survivors)
 
 
 def test_compiler_options_that_xla_does_not_know_are_left_out():

@@ -5,7 +5,6 @@ It says `ready` where the phase wants the signal, and prints why training ended.
 
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import optax
@@ -31,20 +30,6 @@ def trainer_of(folder: str) -> ps.Trainer:
     return ps.Trainer(linear_program, optax.adam(0.05), checkpoint=config)
 
 
-def wait() -> None:
-    """Say that the signal may come, and wait for it."""
-    print("ready", flush=True)
-    time.sleep(MUCH_SECS)
-
-
-def stalled() -> Iterator[Any]:
-    """Yield three batches, and no more."""
-    iterator = iter(data_reader())
-    for _ in range(3):
-        yield next(iterator)
-    wait()
-
-
 def slow_disk(trainer: ps.Trainer, secs: float) -> None:
     """Make every save begin some seconds after a first signal was noticed."""
     write = Store.write
@@ -61,18 +46,10 @@ def slow_disk(trainer: ps.Trainer, secs: float) -> None:
 
 
 def main(folder: str, phase: str) -> None:
-    """Train; the phase says where to stop for a signal."""
-    reader: Any = data_reader()
+    """Train; the phase, "last save" or "endless save", says how long a save takes."""
     trainer = trainer_of(folder)
-    if phase == "reader":
-        reader = stalled
-    elif phase == "test":
-        trainer.test(stalled)
-    elif phase == "last save":
-        slow_disk(trainer, 0.5)
-    elif phase == "endless save":
-        slow_disk(trainer, MUCH_SECS)
-    trainer.train(reader, say_end, num_epochs=NUM_EPOCHS)
+    slow_disk(trainer, 0.5 if phase == "last save" else MUCH_SECS)
+    trainer.train(data_reader(), say_end, num_epochs=NUM_EPOCHS)
 
 
 def say_end(event: Any) -> None:

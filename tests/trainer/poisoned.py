@@ -4,10 +4,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.networks import host, linear_data, linear_program
+from tests.networks import eight_devices, host, linear_data, linear_program, one_device
 
 BATCH_SIZE = 8
 
@@ -54,7 +55,14 @@ def infinite(seed: int = 0) -> dict[str, np.ndarray]:
     return {**sound(seed), "bend": _with(0.0)}
 
 
-POISONS = {"loss": bent, "gradient": rooted, "infinity": infinite}
+POISONED = pytest.mark.parametrize(
+    ("place", "steps_per_call", "poison"),
+    [
+        pytest.param(eight_devices, 4, rooted, id="gradient"),
+        pytest.param(one_device, 1, bent, id="loss", marks=pytest.mark.slow),
+        pytest.param(one_device, 1, infinite, id="infinity", marks=pytest.mark.slow),
+    ],
+)
 
 
 def batches(num_steps: int, bad: dict[int, Any] | None = None) -> list[dict[str, np.ndarray]]:

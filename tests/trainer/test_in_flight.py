@@ -64,30 +64,6 @@ def test_launches_on_several_cpu_devices_are_waited_for_each():
     assert max_in_flight(make_mesh(eight_devices())) == 0 < max_in_flight(make_mesh(one_device()))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_look_ahead_takes_the_next_items_before_it_yields(depth):
-    taken = []
-
-    def source():
-        for number in range(6):
-            taken.append(number)
-            yield number
-
-    seen = [(item, len(taken)) for item in look_ahead(source(), depth, Group())]
-    assert seen == [(number, min(number + depth + 1, 6)) for number in range(6)]
-
-
-def test_look_ahead_raises_an_exception_after_the_items_before_it():
-    def source():
-        yield from range(3)
-        raise LookupError
-
-    items = look_ahead(source(), 2, Group())
-    assert [next(items) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(LookupError):
-        next(items)
-
-
 def test_look_ahead_raises_an_interrupt_at_once():
     def source():
         yield 0

@@ -41,9 +41,7 @@ def trainer():
     return make_trainer()
 
 
-@pytest.mark.quick("3-7", "8-64", "1-1")
-@pytest.mark.parametrize("batch_size", [1, 7, 64])
-@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize(("devices", "batch_size"), [(1, 1), (3, 7), (8, 64)])
 def test_rows_are_those_of_infer_in_the_order_of_the_reader(trainer, batch_size, devices):
     other = make_trainer(place=lambda: jax.devices()[:devices])
     columns = other.predict_all(readers.arrays(data(), batch_size), keep=("id", "name"))

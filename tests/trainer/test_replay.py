@@ -77,9 +77,13 @@ def train_to_the_end(trainer, reader, *, num_epochs=1):
         trainer.train(reader, num_epochs=num_epochs)
 
 
-@pytest.mark.quick("checkpoint")
-@FROM
-@PLACES_AND_CALLS
+@pytest.mark.parametrize(
+    ("place", "steps_per_call", "is_saved"),
+    [
+        pytest.param(eight_devices, 4, True, id="checkpoint"),
+        pytest.param(one_device, 1, False, id="initial values", marks=pytest.mark.slow),
+    ],
+)
 def test_replay_names_the_step_and_the_line_of_the_program_function(
     place, steps_per_call, is_saved, tmp_path
 ):

@@ -16,7 +16,7 @@ from tests.networks import (
     host,
     one_device,
 )
-from tests.trainer.poisoned import POISONS, batches, bent, is_finite, program, rooted, sound
+from tests.trainer.poisoned import POISONED, batches, bent, is_finite, program, rooted, sound
 
 
 def rolling(folder, place=one_device, steps_per_call=1, **checkpoint):
@@ -76,15 +76,13 @@ def test_state_after_a_roll_back_is_the_checkpoints_and_is_trained_with_the_next
     assert_same_bits(variables(trainer), variables(expected))
 
 
-@pytest.mark.quick("gradient")
-@pytest.mark.parametrize("poison", POISONS)
-@PLACES_AND_CALLS
+@POISONED
 def test_bad_step_that_nobody_reads_is_rolled_back_too(
     place, steps_per_call, poison, tmp_path, caplog
 ):
     trainer = rolling(tmp_path, place, steps_per_call)
     trainer.train(batches(9))
-    trainer.train(batches(9, {5: POISONS[poison]}), num_epochs=2)
+    trainer.train(batches(9, {5: poison}), num_epochs=2)
     warnings = roll_backs(caplog)
     # On one device the second epoch is in flight when the first is found bad: it is given up too.
     assert len(warnings) == (1 if place is one_device else 2)

@@ -87,29 +87,6 @@ def test_second_ctrl_c_in_a_launch_is_held_until_the_state_is_stored(place, monk
     assert trainer.global_step == 4
 
 
-def test_second_ctrl_c_in_the_last_save_ends_it_and_the_trainer_saves_again(tmp_path, monkeypatch):
-    trainer, recorder = trainer_of(checkpoint=tmp_path), Recorder()
-    write, is_first = Store.write, True
-
-    def slow(store, contents):
-        nonlocal is_first
-        if is_first:
-            is_first = False
-            for _ in range(2):
-                send(SIGINT)
-                time.sleep(0.3)
-        write(store, contents)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "write", slow)
-        with pytest.raises(KeyboardInterrupt) as caught:
-            trainer.train(linear_reader(), recorder)
-    assert recorder.lines[-1] == "EndTraining interrupted"
-    assert recorder.events[-1].error is caught.value
-    trainer.save_checkpoint()
-    assert trainer_of(checkpoint=tmp_path).global_step == 3
-
-
 # What is left alone.
 
 
@@ -141,6 +118,17 @@ def test_ctrl_c_that_a_script_ignores_is_ignored_in_training_too():
     finally:
         signal.signal(SIGINT, DEFAULTS[SIGINT])
     assert recorder.lines[-1] == "EndTraining completed"
+
+
+def test_signals_in_a_test_outside_of_training_are_pythons():
+    seen = []
+
+    def reader():
+        seen.append(handlers())
+        return linear_reader()
+
+    trainer_of().test(reader)
+    assert seen == [DEFAULTS]
 
 
 # What is kept.

@@ -26,7 +26,7 @@ from tests.networks import (
     one_device,
 )
 from tests.trainer.poisoned import (
-    POISONS,
+    POISONED,
     batches,
     bent,
     infinite,
@@ -94,15 +94,13 @@ def test_skipped_steps_are_counted_read_as_they_were_and_left_out_of_the_mean(
     assert finite == [n for n in range(NUM_STEPS) if BAD.get(n, sound) in (sound, rooted)]
 
 
-@pytest.mark.quick("gradient")
-@pytest.mark.parametrize("poison", POISONS)
-@PLACES_AND_CALLS
+@POISONED
 def test_skipped_update_leaves_every_bit_but_the_counts(place, poison, steps_per_call):
     trainer = skipping(place, steps_per_call)
     trainer.train(batches(4))
     state = trainer.builder.reset_metrics(trainer._engine.state)  # as the next epoch begins
     before = host(state)
-    trainer.train([POISONS[poison]()] * 4)
+    trainer.train([poison()] * 4)
     after = host(trainer._engine.state)
     assert (after.step, after.num_skipped) == (before.step + 4, before.num_skipped + 4)
     counts = {"step": after.step, "num_skipped": after.num_skipped}

@@ -16,6 +16,7 @@ from tests.networks import (
     PLACES_AND_CALLS,
     STEPS_PER_CALL,
     Recorder,
+    eight_devices,
     linear_data,
     linear_program,
     one_device,
@@ -153,10 +154,14 @@ def test_unknown_choice_suggests_the_nearest():
     )
 
 
-@pytest.mark.quick("stop")
-@PLACES_AND_CALLS
-@pytest.mark.parametrize("action", ["stop", "skip"])
-def test_guard_makes_no_implicit_transfer(place, action, steps_per_call):
+@pytest.mark.parametrize(
+    ("action", "place", "steps_per_call"),
+    [
+        pytest.param("stop", eight_devices, 4, id="stop"),
+        pytest.param("skip", one_device, 1, id="skip", marks=pytest.mark.slow),
+    ],
+)
+def test_guard_makes_no_implicit_transfer(action, place, steps_per_call):
     trainer = ps.Trainer(
         program,
         optax.sgd(0.1),

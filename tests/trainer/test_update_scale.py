@@ -10,16 +10,13 @@ import pytest
 import penstock as ps
 from penstock import layers
 from tests.networks import (
-    PLACES,
+    PLACES_AND_CALLS,
     assert_same_bits,
+    eight_devices,
     linear_data,
     linear_program,
     linear_reader,
     one_device,
-)
-
-STEPS_PER_CALL = pytest.mark.parametrize(
-    "steps_per_call", [pytest.param(1, marks=pytest.mark.slow), 3]
 )
 
 
@@ -28,8 +25,7 @@ def trainer_of(place=one_device, optimizer=None, program=linear_program, **optio
     return ps.Trainer(program, optimizer, place=place(), **options)
 
 
-@STEPS_PER_CALL
-@PLACES
+@PLACES_AND_CALLS
 def test_scale_of_0_freezes_the_parameters_and_not_the_optimizer(place, steps_per_call):
     trainer = trainer_of(place, optax.adam(0.1), steps_per_call=steps_per_call)
     trainer.train(linear_reader())
@@ -42,9 +38,10 @@ def test_scale_of_0_freezes_the_parameters_and_not_the_optimizer(place, steps_pe
 
 
 @pytest.mark.quick("0.5")
-@pytest.mark.parametrize("scale", [0.25, 0.5, 2.0])
-@PLACES
-def test_scale_multiplies_the_first_update_exactly(place, scale):
+@pytest.mark.parametrize(
+    ("scale", "place"), [(0.5, eight_devices), (0.25, one_device), (2.0, eight_devices)]
+)
+def test_scale_multiplies_the_first_update_exactly(scale, place):
     changes = []
     for factor in (1.0, scale):
         trainer = trainer_of(place)
