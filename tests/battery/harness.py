@@ -23,8 +23,8 @@ SIZES = (24, 19, 1)
 """Batch sizes: one that fills every place, one that leaves of eight devices one with a row of three
 and one with none, and one example, for which a device has a single row or nothing."""
 
-TEST_SIZES = SIZES[1:2]
-"""What two processes test with too: they have unlike parts of it."""
+FULL_AND_UNEVEN, UNEVEN = SIZES[:2], SIZES[1:2]
+"""What is tested too: both on eight devices; elsewhere that of which they have unlike parts."""
 
 NUM_STEPS = 3
 
@@ -206,14 +206,14 @@ def run(
     case: Case,
     devices: Sequence[jax.Device] | None,
     sizes: Sequence[int],
+    test_sizes: Sequence[int] = FULL_AND_UNEVEN,
     share: Callable[[Any], Any] = lambda feed: feed,
-    test_sizes: Sequence[int] = SIZES,
 ) -> dict[int, Run]:
     """Train and test a case with penstock, for each batch size from the same initial state.
 
     Arguments:
-      share: returns this process's part of a global batch.
       test_sizes: those of the sizes with which it is tested too.
+      share: returns this process's part of a global batch.
     """
     with jax.numpy_rank_promotion("allow"):  # as people write
         builder, made = _make_builder(case, devices), {}
@@ -244,6 +244,12 @@ def _make_builder(case: Case, devices: Sequence[jax.Device] | None) -> ps.Progra
         for name, (function, scope) in case.functions.items()
     }
     return ps.ProgramBuilder(several, place=devices)
+
+
+def expect(name: str, size: int, test_sizes: Sequence[int]) -> Run:
+    """Return what a case gives for a batch size, with which it is tested where that is said."""
+    whole = reference(name)[size]
+    return whole if size in test_sizes else whole._replace(test=[])
 
 
 @functools.cache
@@ -281,8 +287,9 @@ def run_bare(case: Case) -> dict[int, Run]:
             for seed in range(NUM_STEPS):
                 variables, values = step(variables, case.feed(size, seed))
                 steps.append(_read(values))
-            tested = _read(test(variables, case.feed(size, NUM_STEPS)))
-            made[size] = Run(steps, _flatten(variables), [tested])
+            feed, is_tested = case.feed(size, NUM_STEPS), size in FULL_AND_UNEVEN
+            tested = [_read(test(variables, feed))] if is_tested else []
+            made[size] = Run(steps, _flatten(variables), tested)
     return made
 
 

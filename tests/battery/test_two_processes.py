@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from tests.battery.harness import CASES, TEST_SIZES, find_losses, reference
+from tests.battery.harness import CASES, UNEVEN, expect, find_losses
 from tests.battery.test_battery import THEMES  # noqa: F401
 from tests.source_tree import ROOT
 
 
-def in_parts(names, size=16):
+def in_parts(names, size=45):
     """Return the names in parts, each for one launch, whose programs take minutes to compile."""
     return [tuple(names[first : first + size]) for first in range(0, len(names), size)]
 
@@ -35,8 +35,7 @@ def test_two_processes_have_the_losses_of_one(names, tmp_path):
     assert list(results) == list(names)
     for name, sizes in results.items():
         for size, losses in sizes.items():
-            run = reference(name)[int(size)]
-            expected = find_losses(run if int(size) in TEST_SIZES else run._replace(test=[]))
+            expected = find_losses(expect(name, int(size), UNEVEN))
             scale = max(np.abs(expected).max(), 0.1)
             rtol = CASES[name].rtol
             np.testing.assert_allclose(losses, expected, rtol, rtol * scale, err_msg=name)

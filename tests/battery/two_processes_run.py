@@ -9,7 +9,7 @@ import penstock as ps
 
 ps.distributed.initialize()
 
-from tests.battery.harness import CASES, SIZES, TEST_SIZES, find_losses, run  # noqa: E402
+from tests.battery.harness import CASES, FULL_AND_UNEVEN, UNEVEN, find_losses, run  # noqa: E402
 from tests.battery.test_battery import THEMES  # noqa: E402, F401
 
 file, names = sys.argv[1], sys.argv[2:] or list(CASES)
@@ -26,7 +26,7 @@ def share(feed):
 
 losses = {}
 for name in names:
-    made = run(CASES[name], None, SIZES[:2], share, TEST_SIZES)
+    made = run(CASES[name], None, FULL_AND_UNEVEN, UNEVEN, share)
     # The losses: rows are of each process its own.
     losses[name] = {size: find_losses(result) for size, result in made.items()}
 if index == 0:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -56,6 +56,49 @@ def check(
     actual = builder.infer(variables, feed)
     for ours, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expect(own)), strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=atol)
+
+
+class Case(NamedTuple):
+    """A layer, and what it is compared with.
+
+    Attributes:
+      call: takes the inputs, and returns an array or several.
+      expect: takes the parameters by name and the inputs, and returns the same.
+      inputs: a few examples each, of all cases as many.
+      rtol, atol: of the comparison; where both are 0 every bit counts.
+    """
+
+    call: Callable[..., Any]
+    expect: Callable[..., Any]
+    inputs: tuple[np.ndarray, ...]
+    rtol: float = 1e-5
+    atol: float = 1e-5
+
+    def check(self, actual: Any, expected: Any) -> None:
+        for ours, wanted in zip(jax.tree.leaves(actual), expected, strict=True):
+            np.testing.assert_allclose(ours, wanted, self.rtol, self.atol)
+
+
+def run_all(cases: Mapping[str, Case]) -> dict[str, tuple[Any, Any]]:
+    """Return what each case gives, in one program with random parameters, and what is expected."""
+    feed = {f"{n} of {name}": x for name, c in cases.items() for n, x in enumerate(c.inputs)}
+
+    def program() -> dict[str, Any]:
+        outs = {}
+        for name, case in cases.items():
+            names = [f"{number} of {name}" for number in range(len(case.inputs))]
+            fed = [layers.data(n, feed[n].shape[1:], feed[n].dtype.name) for n in names]
+            outs[name] = layers.scope(name)(case.call)(*fed)
+        return outs
+
+    builder = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1])
+    variables = draw(builder)
+    outs, made = builder.infer(variables, feed), {}
+    for name, case in cases.items():
+        expected = case.expect(variables["params"].get(name, {}), *case.inputs)
+        several = isinstance(expected, (tuple, list))
+        made[name] = outs[name], expected if several else [expected]
+    return made
 
 
 def assert_alike(actual: Any, expected: Any, **tolerances: float) -> None:

@@ -5,7 +5,7 @@ import pytest
 import scipy.special as sp
 
 from penstock import layers
-from tests.layers.programs import check, infer, initial, normal
+from tests.layers.programs import Case, infer, initial, normal, run_all
 
 IMAGE = normal(2, 7, 6, 4)
 
@@ -59,61 +59,82 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "options"), CONVOLUTIONS)
-def test_conv2d_equals_the_sum_written_out(arguments, options):
-    arguments = {"filter_size": (3, 2), **arguments}
-    check(
-        lambda: layers.conv2d(layers.data("x", [7, 6, 4]), 6, **arguments),
-        {"x": IMAGE},
-        lambda p: convolve(IMAGE, p["w"], **options) + p["b"],
+SINGLE = [
+    ({}, {}),
+    ({"padding": "SAME", "stride": 2}, {"stride": (2, 2), "pads": ((1, 1), (0, 1))}),
+    ({"padding": 1, "stride": 2}, {"stride": (2, 2), "pads": ((1, 1), (1, 1))}),
+]
+TRANSPOSED = [
+    ({"filter_size": 3}, (6, 5)),
+    ({"filter_size": 3, "stride": 2, "padding": 1}, (7, 5)),
+    ({"filter_size": 3, "stride": 2, "padding": 1, "output_size": (8, 6)}, (8, 6)),
+    ({"filter_size": 2, "stride": 2, "groups": 2}, (8, 6)),
+    ({"filter_size": 3, "stride": 3, "padding": 1, "dilation": 2}, (12, 9)),
+    ({"filter_size": 2, "padding": 1}, (3, 2)),
+]
+
+
+def of_conv2d(arguments, options):
+    return Case(
+        lambda x: layers.conv2d(x, 6, **{"filter_size": (3, 2), **arguments}, name="of"),
+        lambda p, x: convolve(x, p["of"]["w"], **options) + p["of"]["b"],
+        (IMAGE,),
         atol=1e-4,
     )
 
 
-@pytest.mark.quick("arguments1")
-@pytest.mark.parametrize(
-    ("arguments", "options"),
-    [
-        ({}, {}),
-        ({"padding": "SAME", "stride": 2}, {"stride": (2, 2), "pads": ((1, 1), (0, 1))}),
-        ({"padding": 1, "stride": 2}, {"stride": (2, 2), "pads": ((1, 1), (1, 1))}),
-    ],
-)
-def test_depthwise_and_separable_conv2d_equal_the_sum_written_out(arguments, options):
-    def program():
-        x = layers.data("x", [7, 6, 4])
+def of_single_channels(arguments, options):
+    def call(x):
         return [
             layers.depthwise_conv2d(x, 3, depth_multiplier=2, name="a", **arguments),
             layers.separable_conv2d(x, 3, 3, depth_multiplier=2, name="b", **arguments),
         ]
 
-    def expect(p):
-        middle = depthwise(IMAGE, p["b"]["depthwise"], **options)
-        single = depthwise(IMAGE, p["a"]["depthwise"], **options) + p["a"]["b"]
+    def expect(p, x):
+        middle = depthwise(x, p["b"]["depthwise"], **options)
+        single = depthwise(x, p["a"]["depthwise"], **options) + p["a"]["b"]
         return [single, middle @ p["b"]["w"][0, 0] + p["b"]["b"]]
 
-    check(program, {"x": IMAGE}, expect, atol=1e-4)
+    return Case(call, expect, (IMAGE,), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "size"),
-    [
-        ({"filter_size": 3}, (6, 5)),
-        ({"filter_size": 3, "stride": 2, "padding": 1}, (7, 5)),
-        ({"filter_size": 3, "stride": 2, "padding": 1, "output_size": (8, 6)}, (8, 6)),
-        ({"filter_size": 2, "stride": 2, "groups": 2}, (8, 6)),
-        ({"filter_size": 3, "stride": 3, "padding": 1, "dilation": 2}, (12, 9)),
-        ({"filter_size": 2, "padding": 1}, (3, 2)),
-    ],
-)
-def test_conv2d_transpose_equals_the_sum_written_out(arguments, size):
-    image = normal(2, 4, 3, 4)
+def of_transpose(arguments, size):
     options = {k: v for k, v in arguments.items() if k not in ("filter_size", "output_size")}
-    check(
-        lambda: layers.conv2d_transpose(layers.data("x", [4, 3, 4]), 6, **arguments),
-        {"x": image},
-        lambda p: spread(image, p["w"], size, **options) + p["b"],
+    return Case(
+        lambda x: layers.conv2d_transpose(x, 6, **arguments, name="of"),
+        lambda p, x: spread(x, p["of"]["w"], size, **options) + p["of"]["b"],
+        (normal(2, 4, 3, 4),),
     )
+
+
+def of_squeeze_excite(gate, function):
+    def expect(p, x):
+        squeezed = x.mean((1, 2)) @ p["of"]["squeeze"]["w"] + p["of"]["squeeze"]["b"]
+        gates = np.maximum(squeezed, 0) @ p["of"]["expand"]["w"] + p["of"]["expand"]["b"]
+        return x * function(gates)[:, None, None, :]
+
+    return Case(lambda x: layers.squeeze_excite(x, 2, gate_act=gate, name="of"), expect, (IMAGE,))
+
+
+CASES = {
+    **{f"conv2d {row[0]}": of_conv2d(*row) for row in CONVOLUTIONS},
+    **{f"single channels {row[0]}": of_single_channels(*row) for row in SINGLE},
+    **{f"conv2d_transpose {row[0]}": of_transpose(*row) for row in TRANSPOSED},
+    "squeeze_excite": of_squeeze_excite("sigmoid", sp.expit),
+    "squeeze_excite by a function": of_squeeze_excite(
+        lambda x: np.float32(0.5) * x, lambda x: x / 2
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return run_all(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_convolution_is_the_sum_written_out(name, measured):
+    CASES[name].check(*measured[name])
 
 
 def test_squeeze_excite_with_a_name_names_each_of_its_parameters():
@@ -122,21 +143,6 @@ def test_squeeze_excite_with_a_name_names_each_of_its_parameters():
 
     names = ["b_expand_b", "b_squeeze_b", "w_expand_w", "w_squeeze_w"]
     assert sorted(initial(program)["params"]) == names
-
-
-@pytest.mark.parametrize("gate", ["sigmoid", lambda x: np.float32(0.5) * x])
-def test_squeeze_excite_equals_its_definition(gate):
-    def expect(p):
-        squeezed = IMAGE.mean((1, 2)) @ p["squeeze"]["w"] + p["squeeze"]["b"]
-        gates = np.maximum(squeezed, 0) @ p["expand"]["w"] + p["expand"]["b"]
-        gates = sp.expit(gates) if gate == "sigmoid" else gates * 0.5
-        return IMAGE * gates[:, None, None, :]
-
-    check(
-        lambda: layers.squeeze_excite(layers.data("x", [7, 6, 4]), 2, gate_act=gate),
-        {"x": IMAGE},
-        expect,
-    )
 
 
 def test_conv2d_transpose_finds_the_filter_size_of_an_output_size():

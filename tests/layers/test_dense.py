@@ -8,36 +8,8 @@ import pytest
 
 import penstock as ps
 from penstock import layers
-from tests.layers.programs import check, infer, initial, normal, train
+from tests.layers.programs import infer, initial, train
 from tests.networks import eight_devices, one_device
-
-
-def test_fc_flattens_the_axes_behind_and_keeps_those_in_front():
-    x = normal(3, 2, 4)
-
-    def program():
-        image = layers.data("x", [2, 4])
-        return [layers.fc(image, 5, n, name=f"of {n}", act="tanh") for n in (1, 2)]
-
-    def expect(p):
-        rows = {1: x.reshape(3, 8), 2: x}
-        return [np.tanh(rows[n] @ p[f"of {n}"]["w"] + p[f"of {n}"]["b"]) for n in rows]
-
-    check(program, {"x": x}, expect)
-
-
-def test_fc_of_several_inputs_sums_their_products_and_adds_one_bias():
-    a, b = normal(3, 4), normal(3, 2, 3, seed=1)
-
-    def program():
-        inputs = [layers.data("a", [4]), layers.data("b", [2, 3])]
-        return layers.fc(inputs, 5, param_attr=["shared", None], name="out")
-
-    def expect(p):
-        assert (sorted(p), sorted(p["out"])) == (["out", "shared"], ["b", "w_1"])
-        return a @ p["shared"] + b.reshape(3, 6) @ p["out"]["w_1"] + p["out"]["b"]
-
-    check(program, {"a": a, "b": b}, expect)
 
 
 def test_fc_starts_with_xavier_weights_and_no_bias():
@@ -46,21 +18,6 @@ def test_fc_starts_with_xavier_weights_and_no_bias():
     assert limit * 0.99 < np.abs(params["w"]).max() <= limit
     assert np.std(params["w"]) == pytest.approx(limit / np.sqrt(3), rel=0.02)
     assert not params["b"].any()
-
-
-def test_embedding_gives_a_row_for_each_id():
-    shapes = [[1], [6], [6, 1]]
-    ids = [np.random.default_rng(0).integers(0, 9, (3, *shape)).astype("i") for shape in shapes]
-
-    def program():
-        inputs = [layers.data(f"x{n}", shape, "int32") for n, shape in enumerate(shapes)]
-        return [layers.embedding(x, [9, 4], name="e") for x in inputs]
-
-    check(
-        program,
-        {f"x{n}": x for n, x in enumerate(ids)},
-        lambda p: [p["w"][x[..., 0] if x.shape[-1] == 1 else x] for x in ids],
-    )
 
 
 def test_embedding_of_bytes_trains_on_a_batch_that_the_devices_do_not_divide():

@@ -24,16 +24,6 @@ def of_probabilities(**arguments):
     return function
 
 
-def test_cross_entropy_of_probabilities_equals_minus_their_logarithm():
-    probabilities = sp.softmax(LOGITS, axis=-1)
-    loss = infer(of_probabilities(), {"x": probabilities, "y": LABEL})
-    expected = -np.log(np.take_along_axis(probabilities.astype(np.float64), LABEL, 1))
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    soft = infer(of_probabilities(soft_label=True), {"x": probabilities, "y": SOFT})
-    expected = -np.sum(SOFT * np.log(probabilities), axis=1, keepdims=True)
-    np.testing.assert_allclose(soft, expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize("softmax", ["act", "function"])
 def test_cross_entropy_of_a_softmax_stays_finite_where_probabilities_vanish(softmax):
     def function():
@@ -98,18 +88,6 @@ def of_logits(logits, label, **options):
 def nll(logits, label):
     """Return the negative log likelihood of labels `[..., 1]`."""
     return -np.take_along_axis(sp.log_softmax(logits.astype(np.float64), -1), label, -1)
-
-
-def test_softmax_with_cross_entropy_is_the_negative_log_likelihood():
-    np.testing.assert_allclose(of_logits(LOGITS, LABEL)[0], nll(LOGITS, LABEL), rtol=1e-6)
-    np.testing.assert_allclose(of_logits(LOGITS, LABEL[:, 0])[0], nll(LOGITS, LABEL), rtol=1e-6)
-    soft, _ = of_logits(LOGITS, SOFT, soft_label=True)
-    expected = -np.sum(SOFT * sp.log_softmax(LOGITS, -1), axis=1, keepdims=True)
-    np.testing.assert_allclose(soft, expected, rtol=1e-5)
-    # Of sequences, whose labels have an axis of their own or none.
-    logits, label = normal(2, 3, 4), np.array([[0, 3, 1], [2, 2, 0]])[..., None]
-    for shaped in (label, label[..., 0]):
-        np.testing.assert_allclose(of_logits(logits, shaped)[0], nll(logits, label), rtol=1e-6)
 
 
 def test_cross_entropy_of_a_label_that_is_no_class_is_nan():

@@ -1,6 +1,5 @@
 """The nets against the layers they are made of, and attention against flax."""
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,11 +47,6 @@ def test_img_conv_group_with_batch_norm_activates_after_it():
         train(lambda f=f: (layers.mean(y := f()), y), IMAGE).values[1] for f in (net, by_hand)
     ]
     np.testing.assert_array_equal(*in_training)
-
-
-def test_glu_gates_one_half_by_the_other():
-    x = normal(2, 6, 3)
-    np.testing.assert_allclose(layers.glu(x, dim=1), nn.glu(x, axis=1), rtol=1e-6)
 
 
 def test_attention_of_bfloat16_has_its_softmax_in_float32():

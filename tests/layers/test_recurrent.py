@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 import penstock as ps
 from penstock import layers
 from tests.layers import alone
-from tests.layers.programs import check, infer, normal
+from tests.layers.programs import infer, normal
 
 
 @pytest.mark.slow
@@ -70,46 +70,6 @@ def test_gru_of_origin_mode_is_torchs_where_reset_and_product_commute():
     # candidate, no bias_hh; the states after the last of 4 words.
     expected = [[-0.431418, -0.401262, 0.396104], [0.148271, -0.420033, 0.304181]]
     np.testing.assert_allclose([sequence[-1] for sequence in states], expected, atol=2e-6)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-@pytest.mark.parametrize("bias_attr", [None, False])
-def test_lstm_unit_is_fluids_formula(bias_attr):
-    x, h, c = normal(2, 4), normal(2, 3, seed=1), normal(2, 3, seed=2)
-
-    def program():
-        fed = [layers.data(name, [size]) for name, size in (("x", 4), ("h", 3), ("c", 3))]
-        return layers.lstm_unit(*fed, 1.5, None, bias_attr, name="unit")
-
-    def expect(p):
-        assert p["w"].shape == (7, 12)
-        a = np.concatenate([x, h], axis=1) @ p["w"] + p.get("b", np.zeros(12))
-        i, f, o, g = np.split(a, 4, axis=1)
-        cell = sigmoid(f + 1.5) * c + sigmoid(i) * np.tanh(g)
-        return sigmoid(o) * np.tanh(cell), cell
-
-    check(program, {"x": x, "h": h, "c": c}, expect)
-
-
-@pytest.mark.parametrize("origin_mode", [False, True])
-def test_gru_unit_is_fluids_formula(origin_mode):
-    x, h = normal(2, 9), normal(2, 3, seed=1)
-
-    def program():
-        fed = layers.data("x", [9]), layers.data("h", [3])
-        return layers.gru_unit(*fed, 9, origin_mode=origin_mode, name="unit")
-
-    def expect(p):
-        assert (p["w"].shape, p["b"].shape) == ((3, 9), (1, 9))
-        u, r = np.split(sigmoid((x + p["b"])[:, :6] + h @ p["w"][:, :6]), 2, axis=1)
-        m = np.tanh((x + p["b"])[:, 6:] + (r * h) @ p["w"][:, 6:])
-        new = u * h + (1 - u) * m if origin_mode else (1 - u) * h + u * m
-        return new, r * h, np.concatenate([u, r, m], axis=1)
-
-    check(program, {"x": x, "h": h}, expect)
 
 
 def test_parameters_have_fluids_shapes():

@@ -4,21 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.spatial.distance import cosine
 
 from penstock import layers
-from tests.layers.programs import assert_alike, infer, normal, train
+from tests.layers.programs import assert_alike, normal, train
 
 
 def inputs(*shapes):
     return [layers.data(f"x{i}", shape) for i, shape in enumerate(shapes)]
-
-
-@pytest.mark.parametrize("axis", [2, -1])
-def test_concat_joins_along_one_axis(axis):
-    feed = {"x0": normal(2, 3, 4), "x1": normal(2, 3, 1, seed=1)}
-    actual = infer(lambda: layers.concat(inputs([3, 4], [3, 1]), axis=axis), feed)
-    np.testing.assert_array_equal(actual, np.concatenate(list(feed.values()), axis=2))
 
 
 @pytest.mark.parametrize("axis", [0, -2])
@@ -32,14 +24,6 @@ def test_concat_along_the_batch_joins_examples_on_any_number_of_devices(axis):
     np.testing.assert_array_equal(one.values[1], np.concatenate(list(feed.values()))[::2])
     actual, expected = ((step.values, step.gradients) for step in (three, one))
     assert_alike(actual, expected, rtol=1e-5)
-
-
-def test_concat_of_parameters_along_axis_0_is_no_batch():
-    def function():
-        parts = [layers.create_parameter([size, 2], name=f"w{size}") for size in (1, 2)]
-        return layers.data("x", [3]) @ layers.concat(parts, axis=0)
-
-    assert infer(function, {"x": normal(4, 3)}).shape == (4, 2)
 
 
 @pytest.mark.parametrize(("axis", "shape"), [(1, (2, 12)), (2, (6, 4)), (3, (24, 1))])
@@ -57,22 +41,6 @@ def test_one_hot_has_one_row_for_each_class_and_nan_for_one_outside(ids):
     assert np.isnan(rows).all(axis=1).tolist() == [True, True, False]
     with jax.enable_x64(True):
         assert layers.one_hot(ids, 4).dtype == "float32"
-
-
-def test_topk_gives_values_and_indices_largest_first():
-    x = normal(3, 6)
-    values, indices = layers.topk(x, k=2)
-    np.testing.assert_array_equal(values, np.sort(x)[:, :-3:-1])
-    np.testing.assert_array_equal(np.take_along_axis(x, np.asarray(indices), 1), values)
-    np.testing.assert_array_equal(layers.topk(x.tolist(), k=2)[1], indices)
-
-
-def test_cos_sim_equals_scipy():
-    x, y = normal(3, 6), normal(3, 6, seed=1)
-    expected = [[1 - cosine(a, b)] for a, b in zip(x, y, strict=True)]
-    np.testing.assert_allclose(layers.cos_sim(x, y), expected, rtol=1e-5)
-    expected = [[1 - cosine(a, y[0])] for a in x]
-    np.testing.assert_allclose(layers.cos_sim(x, y[:1]), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1e-30, 1e-6, 1e25])
@@ -96,11 +64,3 @@ def test_cos_sim_of_zeros_has_a_finite_gradient():
     )
     assert value == 0
     assert np.isfinite(gradient).all()
-
-
-@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-def test_pad2d_puts_a_border_around_height_and_width(mode):
-    x = normal(2, 4, 5, 3)
-    value = {"constant_values": 7.0} if mode == "constant" else {}
-    expected = np.pad(x, [(0, 0), (1, 2), (3, 0), (0, 0)], mode=mode, **value)
-    np.testing.assert_array_equal(layers.pad2d(jnp.asarray(x), [1, 2, 3, 0], mode, 7.0), expected)

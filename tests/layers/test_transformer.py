@@ -97,25 +97,6 @@ def test_decoder_with_caches_equals_the_whole_pass():
     np.testing.assert_allclose(steps, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_sinusoidal_positions_are_those_of_the_paper():
-    table = np.zeros((7, 5))
-    for place in range(7):
-        for i in range(5):
-            angle = place / 10000 ** ((i - i % 2) / 5)
-            table[place, i] = np.cos(angle) if i % 2 else np.sin(angle)
-    x = normal(2, 7, 5)
-
-    @jax.jit
-    def run(places):
-        added = layers.add_positions(x), layers.add_positions(x[:, :1], places)
-        return layers.sinusoidal_positions(7, 5), *added
-
-    actual = run(jnp.array([[3], [6]]))
-    expected = table, x + table[None], x[:, :1] + table[[3, 6]][:, None]
-    for ours, wanted in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
-
-
 def test_rotary_products_depend_on_the_distance_alone():
     q, k, x = normal(1, 1, 1, 6), normal(1, 1, 1, 6, seed=1), normal(1, 4, 1, 6)
 

@@ -28,6 +28,15 @@ LARGE = {
     *("pnasnet_mobile", "pnasnet_large"),
 }
 
+# Other widths and depths of functions that are tried whole: what they keep to is read off a trace.
+VARIANTS = {
+    *("mobilenet_v1", "mobilenet_v1_050", "mobilenet_v1_075", "mobilenet_v2", "mobilenet_v2_140"),
+    *("mobilenet_v3_large", "mobilenet_v3_large_minimalistic", "resnet_cifar10", "vgg_a", "vgg_19"),
+    *(f"{kind}_{depth}" for kind in ("resnet_v1", "resnet_v2") for depth in (101, 152, 200)),
+    *("keras_resnet_v2_101", "keras_resnet_v2_152"),
+    *("nasnet_large", "keras_nasnet_large", "pnasnet_large"),
+}
+
 
 def slow_if_large(names: Iterable[str]) -> list[Any]:
     """Return names of networks as parameters of a test: the large ones are slow."""
@@ -36,8 +45,9 @@ def slow_if_large(names: Iterable[str]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """Shapes by name: end points without their batch axis, parameters and statistics by path."""
+    """Shapes without their batch axis: of the output, end points by name, parameters by path."""
 
+    output: tuple[int, ...]
     points: dict[str, tuple[int, ...]]
     parameters: dict[str, tuple[int, ...]]
     trained: dict[str, tuple[int, ...]]
@@ -64,17 +74,18 @@ def _trace_shapes(model, image_size: int | None, num_classes: int | None) -> Sha
     if isinstance(model, str):
         network = models.get(model)
         size, num_channels = [image_size or network.default_image_size] * 2, network.num_channels
-    points = {}
+    points, outputs = {}, []
 
     def program():
         output, made = network(layers.data("image", [*size, num_channels]), num_classes)
         points.update({name: point.shape[1:] for name, point in made.items()})
+        outputs.append(output.shape[1:])
         return output
 
     table = ps.ProgramBuilder(infer_func=program, place=jax.devices()[:1]).parameter_table()
     parameters = {row.name: row.shape for row in table}
     trained = {row.name: row.shape for row in table if row.is_trainable}
-    return Shapes(points, parameters, trained)
+    return Shapes(outputs[-1], points, parameters, trained)
 
 
 def count(shapes: dict[str, tuple[int, ...]]) -> int:

@@ -108,19 +108,3 @@ def test_dense_networks_have_the_same_parameters_at_every_image_size(name):
 def test_image_too_small_for_valid_padding_is_an_error(name):
     with pytest.raises(ProgramError, match=r"conv2d got an input of shape \[?.*at least \(3, 3\)"):
         shapes_of(name, 70)
-
-
-FEATURES = {
-    "alexnet_v2": 4096,
-    "inception_v3": 2048,
-    "inception_v4": 1536,
-    "inception_resnet_v2": 1536,
-}
-
-
-@pytest.mark.parametrize("name", slow_if_large(FEATURES))
-def test_features_come_without_the_last_layer_and_an_auxiliary_head(name):
-    shapes = shapes_of(name, 75, num_classes=None)
-    heads = ("AuxLogits", "Logits", "fc8")
-    assert not any(path.startswith(heads) for path in shapes.parameters)
-    assert shapes.points["global_pool"] == (FEATURES[name],)

@@ -9,9 +9,8 @@ import penstock as ps
 from penstock import layers, models
 from tests.layers.programs import infer
 
-NETWORKS = {"lenet": 28, "vgg_bn_drop": 32, "resnet_v2_50": 64, "mobilenet_v3_small": 64}
-
 TRACED = (
+    *("vgg_bn_drop", "resnet_v2_50", "mobilenet_v3_small"),
     *("alexnet_v2", "oneflow_alexnet", "overfeat", "vgg_16", "resnet_v1_50", "resnet50"),
     *("keras_resnet_v2_50", "inception_v2", "inception_v4", "inception_resnet_v2"),
     *("mobilenet_v1_025", "keras_nasnet_mobile", "pnasnet_mobile", "nasnet_cifar"),
@@ -112,20 +111,6 @@ def test_explain_program_of_a_classifier_has_its_probabilities():
     np.testing.assert_allclose(outputs["probabilities"], plain, rtol=1e-4)
     assert outputs["heat"].shape == (2, 7, 7)
     assert outputs["heat"].max() == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks_have_heat(name):
-    model = models.get(name)
-    shape = (2, NETWORKS[name], NETWORKS[name], model.num_channels)
-    images = np.random.default_rng(0).random(shape).astype(np.float32)
-    outputs = explain(model, images)
-    assert outputs["logits"].shape == (2, 2)
-    assert min(outputs["heat"].shape[1:]) > 1
-    assert np.isfinite(outputs["heat"]).all()
-    assert (outputs["heat"] >= 0).all()
-    assert (outputs["heat"] <= 1).all()
 
 
 @pytest.mark.slow

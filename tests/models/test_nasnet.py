@@ -40,8 +40,6 @@ def run_in_program(function, x, mode="infer", step=0):
         return np.asarray(infer(lambda: function(program()), {"x": x}))
     builder = ps.ProgramBuilder(trained, optax.sgd(0.0), place=jax.devices()[:1])
     state = builder.init()._replace(step=jnp.int32(step))
-    if mode == "test":
-        return np.asarray(builder.test(state, {"x": x})[1])
     return np.asarray(builder.train(state, {"x": x})[1][1])
 
 
@@ -59,14 +57,6 @@ def test_paths_are_dropped_more_in_later_cells_and_at_later_steps(step, number, 
     np.testing.assert_allclose(kept, 1 / (1 - share), rtol=1e-6)
     assert abs(1 - kept.size / y.size - share) <= 0.1
     assert (y.reshape(256, -1) == y[:, 0, :1, 0]).all()  # of an example all or nothing
-
-
-def test_no_path_is_dropped_in_test_mode():
-    settings = models.Settings(drop_path=0.5, drop_path_steps=0)
-    ones = np.ones([64, 1], np.float32)
-    cells = Cells(settings, num_cells=1)
-    y = run_in_program(lambda x: cells._drop_path(x, 0), ones, "test", step=7)
-    np.testing.assert_array_equal(y, ones)
 
 
 @pytest.mark.quick("max_pool-0.0-4", "4444-5")

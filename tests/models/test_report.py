@@ -120,12 +120,18 @@ def test_classes_are_counted_without_the_background():
     assert get_counted_classes(models.get("lenet")) == 10
 
 
-# Of lenet others are published: for images of 3 channels and 1000 classes.
-@pytest.mark.parametrize("name", sorted(set(PUBLISHED) - {"lenet"}))
-def test_multiply_adds_are_the_published_ones(name):
-    # The table has three decimals, which is all that the smallest networks have of it.
-    gmacs = get_report(models.get(name)).gmacs
-    assert gmacs == pytest.approx(PUBLISHED[name].gmacs, rel=0.03, abs=0.0005)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_size_is_the_published_one(name):
+    model, published = models.get(name), PUBLISHED[name]
+    assert model.default_image_size == published.image_size
+    assert model.num_channels == published.num_channels
+    report = get_report(model)
+    assert (report.num_classes, report.num_params) == (published.num_classes, published.num_params)
+    assert report.num_tensors == published.num_tensors
+    assert report.num_params + report.num_statistics == published.with_statistics
+    if name != "lenet":  # other multiply-adds are published: of 3 channels and 1000 classes
+        # The table has three decimals, which is all that the smallest networks have of it.
+        assert report.gmacs == pytest.approx(published.gmacs, rel=0.03, abs=0.0005)
 
 
 @pytest.mark.quick("lenet", "cifarnet", "alexnet_v2", "mobilenet_v1_025", "resnet_cifar10]")
