@@ -26,6 +26,7 @@ from tests.commands.running import CODE, fail
 
 X = np.arange(-4, 4, dtype=np.float32)[None] / 8
 BODY = {"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": X[0].tolist()}]}
+TOKEN = "Bearer secret"
 needs_server = pytest.mark.skipif(
     os.environ.get("PENSTOCK_REQUIRE_EXTRAS") != "1"
     and importlib.util.find_spec("uvicorn") is None,
@@ -75,9 +76,10 @@ def expect(files) -> dict[str, np.ndarray]:
 class Server:
     """A process of `penstock serve`, from when it answers."""
 
-    def __init__(self, *words: object, **variables: str) -> None:
+    def __init__(self, *words: object) -> None:
         flags = ["serve", *map(str, words), "--port=0", "--max_batch_size=4"]
-        own = {"XLA_FLAGS": compiling.xla_flags(), "JAX_PLATFORMS": "cpu", **variables}
+        own = {"XLA_FLAGS": compiling.xla_flags(), "JAX_PLATFORMS": "cpu"}
+        own["PENSTOCK_SERVE_TOKEN"] = TOKEN.removeprefix("Bearer ")
         self.process = subprocess.Popen(
             [sys.executable, "-c", CODE, *flags],
             env=os.environ | own,
@@ -92,10 +94,11 @@ class Server:
         self.errors: list[object] = []
         self.versions: list[str] = []
 
-    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    def ask(self, path: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             text = None if body is None else json.dumps(body)
+            headers = {"Authorization": token}
             connection.request("GET" if body is None else "POST", path, text, headers)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
@@ -105,7 +108,8 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             while not until.is_set():
-                connection.request("POST", "/v2/models/m/infer", json.dumps(BODY))
+                headers = {"Authorization": TOKEN}
+                connection.request("POST", "/v2/models/m/infer", json.dumps(BODY), headers)
                 answer = connection.getresponse()
                 result = json.loads(answer.read())
                 wanted = expected[result["model_version"]].ravel()
@@ -150,11 +154,32 @@ class Server:
         self.process.stdout.close()
 
 
+def check_limits(server: Server) -> None:
+    """See that a server asks for its token, and reads no more than is sensible."""
+    assert server.ask("/v2", token="")[0] == 401
+    assert server.ask("/v2")[0] == 200
+    for text in (
+        b"GET / HTTP/1.1\r\nx: ",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ",
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
+            peer.sendall(text)
+            # More than a parser should hold; it stops to take it before all is there.
+            with contextlib.suppress(ConnectionError):
+                for _ in range(1000):
+                    peer.sendall(b"a" * 10_000)
+                raise AssertionError("10 MB of headers were taken")
+    for status, token in ((413, TOKEN), (401, "")):
+        assert server.ask("/v2/models/m/infer", " " * (50 << 20), token)[0] == status
+    assert server.ask("/v2/health/live")[0] == 200
+
+
 @needs_server
-def test_reload_and_drain_under_load_lose_no_request_and_answer_none_wrongly(files, model):
+def test_limits_are_kept_and_reload_and_drain_under_load_lose_and_mistake_no_request(files, model):
     expected = expect(files)
     first, second = expected
     with Server(model, "--linger=1") as server:
+        check_limits(server)
         with server.under_load(expected):
             server.wait_for_version(first)
             replace(model, files[1])
@@ -229,27 +254,6 @@ def test_workers_that_are_killed_lose_no_request_and_are_started_again(files, mo
     assert server.errors == []
     for pid in workers:
         assert not Path(f"/proc/{pid}").exists()
-
-
-@needs_server
-def test_limits_of_connections_are_kept(model):
-    with Server(model, PENSTOCK_SERVE_TOKEN="secret") as server:
-        assert server.ask("/v2")[0] == 401
-        assert server.ask("/v2", Authorization="Bearer secret")[0] == 200
-        for text in (
-            b"GET / HTTP/1.1\r\nx: ",
-            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ",
-        ):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
-                peer.sendall(text)
-                # More than a parser should hold; it stops to take it before all is there.
-                with contextlib.suppress(ConnectionError):
-                    for _ in range(1000):
-                        peer.sendall(b"a" * 10_000)
-                    raise AssertionError("10 MB of headers were taken")
-        for status, headers in ((413, {"Authorization": "Bearer secret"}), (401, {})):
-            assert server.ask("/v2/models/m/infer", " " * (50 << 20), **headers)[0] == status
-        assert server.ask("/v2/health/live")[0] == 200
 
 
 def test_port_in_use_and_files_of_something_else_are_said(capsys, model, tmp_path):
