@@ -681,7 +681,7 @@ class States:
         """
         after = state._replace(variables=self.copy(variables))
         updates = self.network.updates
-        if not any(any(update.rule.sources) for update in updates.values()):
+        if not any(update.rule.keeps_values for update in updates.values()):
             return after
         before, params = state.variables["params"], after.variables["params"]
         return after._replace(opt_state=self._follow(state.opt_state, before, params))
