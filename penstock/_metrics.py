@@ -364,9 +364,11 @@ def join_rows(metrics: Sequence[RowMetric], numpy: Any) -> RowMetric:
     return jax.tree.map(lambda *rows: numpy.concatenate(rows), *metrics)
 
 
-def arrange(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
-    """Return values on the host as the program arranges them, metrics computed, padding cut off."""
-    shown = []
+def arrange(
+    structures: Mapping[str, Structure], num_examples: int, name: str, values: Sequence[Any]
+) -> Any:
+    """Return values on the host as a program arranges them, metrics computed, padding cut off."""
+    structure, shown = structures[name], []
     for value, item in zip(values, structure.items, strict=True):
         if isinstance(value, Metric):
             shown.append(to_plain(value.compute()))
@@ -403,49 +405,28 @@ def to_plain(value: object) -> Any:
     return value.item() if value.ndim == 0 else np.array(value)
 
 
-class LaunchValues:
-    """The values of the steps of one launch; the first reading fetches them all, once."""
+class StepValues:
+    """What the steps of a launch gave, by objective; the first reading fetches it all, once."""
 
     def __init__(
         self,
-        values: Mapping[str, Sequence[Value]],
-        structures: Mapping[str, Structure],
-        counts: Sequence[int],
-        rates: Mapping[str, jax.Array],
+        values: Mapping[str, Any],
+        num_steps: int,
+        is_single: bool,
+        show: Callable[[str, Any], Any],
     ) -> None:
-        self._values: Any = values
-        self._rates = rates
-        self._structures = structures
-        self._counts = counts
-        self._host: Any = None
+        self.values, self._show, self._is_single = values, show, is_single
         # Plain attributes: each is looked at in every step.
-        self.num_steps, self.has_rates, self.is_read = len(counts), bool(rates), False
+        self.num_steps, self.is_read = num_steps, False
 
     def at(self, number: int) -> Any:
-        """Return the metrics of step `number` of the launch; waits for the device."""
-        if self._host is None:
-            self._host, self.is_read = fetch(self._values), True
-            self._values = None  # lets go of the device's buffers
-        metrics = {}
-        for name, values in self._host.items():
-            if len(self._counts) > 1:
+        """Return what is shown of step `number` of the launch; waits for the device."""
+        if not self.is_read:
+            # Lets go of the device's buffers.
+            self.values, self.is_read = fetch(self.values), True
+        shown = {}
+        for name, values in self.values.items():
+            if self.num_steps > 1:
                 values = jax.tree.map(operator.itemgetter(number), values)
-            metrics[name] = arrange(values, self._structures[name], self._counts[number])
-        return metrics if len(self._structures) > 1 else metrics.popitem()[1]
-
-    def rate_at(self, number: int) -> float | dict[str, float]:
-        """Return the learning rate of step `number`; waits for the device."""
-        many = len(self._counts) > 1
-        rates = {
-            name: float(rate[number] if many else rate)
-            for name, rate in jax.device_get(dict(self._rates)).items()
-        }
-        return next(iter(rates.values())) if len(self._structures) == 1 else rates
-
-    def losses(self, number: int) -> dict[str, float]:
-        """Return each objective's loss at step `number`, from values that are read already."""
-        losses = {}
-        for name, values in self._host.items():
-            loss = values[self._structures[name].loss_index]
-            losses[name] = float(loss[number] if len(self._counts) > 1 else loss)
-        return losses
+            shown[name] = self._show(name, values)
+        return shown.popitem()[1] if self._is_single else shown

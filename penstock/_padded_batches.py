@@ -102,12 +102,13 @@ class Rows(NamedTuple):
 class DeviceBatch(NamedTuple):
     """A batch ready for a program, or several for one launch, then with a step axis in front.
 
-    `counts` are the examples of each step that this process has brought.
+    `size` is how many examples this process has brought to each step.
     """
 
     feed: Mapping[str, Placed]
     rows: Rows
-    counts: tuple[int, ...]
+    size: int
+    num_steps: int = 1
     reader_state: object = None
 
 
@@ -369,7 +370,7 @@ class Feeder:
             feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
         if not (self.is_single_cpu or self._rides_along(feed)):
             feed = _mesh.put(feed, self._shardings[steps > 1])
-        return DeviceBatch(feed, rows, (batch.size,) * steps)
+        return DeviceBatch(feed, rows, batch.size, steps)
 
     def _count_ready(self, batches: Sequence[Feed]) -> int | None:
         """Return the size of batches that need nothing done, a tenth of the time of a check."""

@@ -302,7 +302,7 @@ def _arrange(
     values: Sequence[_metrics.Value], structure: _metrics.Structure, placed: DeviceBatch
 ) -> Any:
     """Return device values in the program's structure, rows of padding cut off."""
-    number, shown = placed.counts[0], list(values)
+    number, shown = placed.size, list(values)
     if jax.process_count() == 1 and number < placed.rows.size:
         for place, item in enumerate(structure.items):
             if item.rows:

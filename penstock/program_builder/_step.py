@@ -736,7 +736,7 @@ def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
     host = variables, _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():
         variables, feed = jax.tree.map(jnp.asarray, host)
-        number = batch.counts[0]
+        number = batch.size
         rows = Rows(len(jax.tree.leaves(feed)[0]), number, ((0, number),))
         infer_step(program, _mesh.make_mesh(jax.local_devices()[:1]), variables, feed, rows)
 

@@ -30,7 +30,7 @@ from penstock._errors import ProgramError
 from penstock._mesh import SPLIT, WHOLE
 from penstock._padded_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows, Share
 from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, split
-from penstock._parameter_updates import MeasuredSteps
+from penstock._parameter_updates import describe_updates
 from penstock._program.frame import Frame, ParameterSpec, Params, Variables, make_root, wrap_key
 from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import LossScale, ProgramOptions
@@ -114,7 +114,7 @@ class Programs:
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
     ) -> LaunchResult:
         """Update by each named objective and placed batch, in one launch; donates what changes."""
-        key = (update_order, len(batch.counts))
+        key = (update_order, batch.num_steps)
         program = self._compiled.get(key)
         if program is None:
             program = self._compiled[key] = self.train_program(*key)
@@ -136,7 +136,7 @@ class Programs:
         num_examples: int | None = None,
     ) -> None:
         """Compile the train program for a batch in a thread, so that its launch need not wait."""
-        program, rows = self._compiled.get((update_order, len(batch.counts))), batch.rows
+        program, rows = self._compiled.get((update_order, batch.num_steps)), batch.rows
         if num_examples is not None:
             rows = self._feeders["train"].choose_rows((num_examples,))
         if program is None or rows in program.sizes:
@@ -161,20 +161,20 @@ class Programs:
         """
         chosen = self.choose_updates(update_order)
         updates = [dataclasses.replace(update, watch=watch) for update in chosen]
-        step = self.train_function(updates, len(batch.counts))
+        step = self.train_function(updates, batch.num_steps)
         number = self.states.num_changed
         step(leaves[:number], leaves[number:], batch.feed, batch.rows)
 
     def measure(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
-    ) -> MeasuredSteps:
-        """Return the sizes of what the launch of a batch will do; takes nothing of the state.
+    ) -> tuple[_metrics.StepValues, float]:
+        """Return what the launch of a batch will do to parameters, and the seconds that this took.
 
-        Waits for the steps before it, and for the sizes. So its own time is known, and no part of
-        training's; and of several CPU devices, on which two programs at a time may deadlock, none
-        runs another.
+        Takes nothing of the state. Waits for the steps before it, and for the sizes. So its own
+        time is known, and no part of training's; and of several CPU devices, on which two programs
+        at a time may deadlock, none runs another.
         """
-        num_steps, number = len(batch.counts), self.states.num_changed
+        num_steps, number = batch.num_steps, self.states.num_changed
         program = self.keep(
             ("measuring", update_order, num_steps),
             lambda: self.train_program(update_order, num_steps, measures=True),
@@ -184,13 +184,9 @@ class Programs:
         sizes = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
         jax.block_until_ready(sizes)
         secs = time.perf_counter() - start - (self.compile_time.secs - compiled)
-        return MeasuredSteps(
-            sizes,
-            {name: sorted(self.network.updates[name].trained) for name in sizes},
-            is_single=len(self.network.objectives) == 1,
-            has_many_steps=num_steps > 1,
-            secs=max(secs, 0.0),
-        )
+        paths = {name: sorted(self.network.updates[name].trained) for name in sizes}
+        show, is_single = functools.partial(describe_updates, paths), len(self.structures) == 1
+        return _metrics.StepValues(sizes, num_steps, is_single, show), max(secs, 0.0)
 
     def choose_updates(self, update_order: Sequence[str]) -> list[_step.Update]:
         """Return the updates of these objectives, each of which must have an optimizer."""
@@ -340,7 +336,9 @@ class Programs:
         # network's time.
         to_numpy = functools.partial(jax.tree.map, np.asarray)
         fetch = to_numpy if self.is_single_cpu else _metrics.fetch
-        outputs = _metrics.arrange(fetch(answer.values), probe.structure, batch.size)
+        outputs = _metrics.arrange(
+            {"infer": probe.structure}, batch.size, "infer", fetch(answer.values)
+        )
         # Ids of a feed that was on the devices were not checked. Of nan alone `x != x` holds.
         looks_up = probe.lookups or any(spec.ids for spec in probe.feed_specs.values())
         is_doubted = looks_up and any(np.any(x != x) for x in jax.tree.leaves(cut_all(outputs)))

@@ -154,7 +154,7 @@ class InFlight:
         elif not flag[1]:  # a gradient of the last step, or of a parameter no loss has seen since
             self._react(f"an update that is not finite {where}", first, last)
 
-    def check_read(self, launched: _metrics.LaunchValues, first_step: int) -> None:
+    def check_read(self, launched: _metrics.StepValues, first_step: int) -> None:
         """Look at the losses of a launch that a handler has just read; costs no waiting.
 
         Not on several processes, of which only some may read.
@@ -164,9 +164,11 @@ class InFlight:
         if first_step < self._first_kept_step:  # its state was given up since
             return
         for k in range(launched.num_steps):
-            for name, loss in launched.losses(k).items():
+            for name, values in launched.values.items():
+                structures = self._programs.structures
+                loss = float(np.ravel(values[structures[name].loss_index])[k])
                 if not np.isfinite(loss):
-                    of = f" of {name!r}" if len(self._programs.structures) > 1 else ""
+                    of = f" of {name!r}" if len(structures) > 1 else ""
                     step = first_step + k
                     self._react(f"a loss{of} of {loss} at global step {step}", step, step)
                     return

@@ -20,7 +20,7 @@ from penstock._padded_batches import DeviceBatch
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_raising_frame
 from penstock.program_builder.engine import Engine, Network, Programs
-from penstock.trainer._processes import SharedBatches
+from penstock.trainer._processes import share_batches
 from penstock.trainer._saver import pick_state, restore
 
 _MOST_STEPS = 100_000
@@ -84,9 +84,8 @@ def _batches_from(
     for epoch in itertools.count(position.epoch + 1):
         num_batches = num_before
         # Levelled as in the run: another process may have more of them in an epoch.
-        launches = SharedBatches(programs, "replay", pass_, "pad")
-        with contextlib.closing(iter(launches)) as batches:
-            for feeds, shares, _ in batches:
+        with contextlib.closing(share_batches(programs, "replay", pass_, "pad")) as launches:
+            for feeds, shares, _ in launches:
                 num_batches += 1
                 yield programs.place("train", feeds, shares)
         if not num_batches:

@@ -20,14 +20,13 @@ from penstock import _metrics, _reader_items, events, metrics
 from penstock._errors import NonFiniteError, check_count
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import DeviceBatch
-from penstock._parameter_updates import MeasuredSteps
 from penstock._tracing.untrained import has_draw, list_traces
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
 from penstock.program_builder.engine import Engine, Programs
 from penstock.trainer import _in_flight
 from penstock.trainer._confidence import Resamples
-from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
+from penstock.trainer._processes import OnUnequal, Processes, share_batches
 from penstock.trainer._saver import HandlerStates, Saver, Status
 
 _LOGGER = logging.getLogger("penstock")
@@ -55,7 +54,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.group, self.updates_every = self.processes.group, 0
-        self._unread: tuple[_metrics.LaunchValues, int] | None = None
+        self._unread: tuple[_metrics.StepValues, int] | None = None
         self.in_flight = _in_flight.InFlight(
             self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
         )
@@ -142,7 +141,7 @@ class Run:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
         status, emit, programs = self.status, self.emit, self.engine.programs
         structures, compile_time = programs.structures, programs.compile_time
-        epoch, first_step = status.epoch, status.step
+        epoch, first_step, is_single = status.epoch, status.step, len(structures) == 1
         if not first_step:
             # The sums of the last epoch leave the state: EndEpoch may be read at any time.
             self.engine.reset_metrics()
@@ -159,7 +158,7 @@ class Run:
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
         with contextlib.closing(self.data_wait.watch(self._place_batches())) as batches:
             for batch in batches:
-                num_steps, first, step = len(batch.counts), status.global_step, status.step
+                num_steps, first, step = batch.num_steps, status.global_step, status.step
                 is_fetched = []
                 # All BeginStep of a launch fire before it: its steps run as one.
                 for k in range(num_steps):
@@ -167,16 +166,19 @@ class Run:
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
                 every, compiled = self.updates_every, compile_time.secs
-                measured = self._measure(batch, first) if every else None
+                measured, beside = self._measure(batch, first) if every else (None, 0.0)
                 # Returns at once; the loop goes on while the device computes.
-                values = self._launch(batch, structures)
+                values, rates = self._launch(batch, structures)
                 # In equal parts, so that the steps' sum is the launch's.
-                beside = 0.0 if measured is None else measured.secs
                 secs = ((compile_time.secs - compiled) / num_steps, beside / num_steps)
                 for k in range(num_steps):
                     # The handler's reading fetches, not the event.
                     read = functools.partial(values.at, k) if is_fetched[k] else None
-                    rate = functools.partial(values.rate_at, k) if values.has_rates else None
+                    rate = (
+                        functools.partial(_read_rates, rates, num_steps, is_single, k)
+                        if rates
+                        else None
+                    )
                     updates = None
                     if measured is not None and (first + k + 1) % every == 0:
                         updates = functools.partial(measured.at, k)
@@ -192,35 +194,40 @@ class Run:
                     programs.compile_ahead(self.engine.leaves, batch, self.update_order, last)
         self._end_epoch(epoch)
 
-    def _measure(self, batch: DeviceBatch, first_step: int) -> MeasuredSteps | None:
+    def _measure(
+        self, batch: DeviceBatch, first_step: int
+    ) -> tuple[_metrics.StepValues | None, float]:
         """Return what the launch of a batch will do, where a handler wants to know it of a step."""
-        past = (first_step + len(batch.counts)) % self.updates_every
-        if past >= len(batch.counts):
-            return None
+        if (first_step + batch.num_steps) % self.updates_every >= batch.num_steps:
+            return None, 0.0
         return self.engine.programs.measure(self.engine.leaves, batch, self.update_order)
 
     def _launch(
         self, batch: DeviceBatch, structures: Mapping[str, _metrics.Structure]
-    ) -> _metrics.LaunchValues:
-        """Launch the steps of a batch and count them; does not wait for the device."""
-        status, interrupts, counts = self.status, self.interrupts, batch.counts
+    ) -> tuple[_metrics.StepValues, dict[str, jax.Array]]:
+        """Launch the steps of a batch and count them; does not wait for the device.
+
+        Returns the values of the program functions, and the learning rates that are told.
+        """
+        status, interrupts, num_steps = self.status, self.interrupts, batch.num_steps
         self.group.advance(status.global_step)
         # The launch takes the old state: no interrupt until the new one is stored.
         interrupts.is_held = True
         try:
             values, flag, rates, _ = self.engine.run(batch, self.update_order)
-            status.global_step += len(counts)
-            status.step += len(counts)
-            status.num_examples += batch.rows.num_examples * len(counts)
+            status.global_step += num_steps
+            status.step += num_steps
+            status.num_examples += batch.rows.num_examples * num_steps
             status.reader_state = batch.reader_state
         finally:
             interrupts.release()
         # Not while interrupts are held back: this may wait for the device.
         self.in_flight.push(flag, status.global_step)
-        return _metrics.LaunchValues(values, structures, counts, rates)
+        show = functools.partial(_metrics.arrange, structures, batch.size)
+        return _metrics.StepValues(values, num_steps, len(structures) == 1, show), rates
 
     def _finish_launch(
-        self, values: _metrics.LaunchValues, first_step: int, is_fetched: bool
+        self, values: _metrics.StepValues, first_step: int, is_fetched: bool
     ) -> None:
         """Look at losses that were read, save where it is time, and end on a signal."""
         # Stock handlers read a step one launch late, so that nothing waits for the device.
@@ -284,8 +291,7 @@ class Run:
         programs, order = self.engine.programs, self.update_order
         pass_, is_tracked = self._open_reader(), self.saver.is_tracking
         steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
-        launches = SharedBatches(programs, "train", pass_, self.on_unequal, **steps)
-        for launch in launches:
+        for launch in share_batches(programs, "train", pass_, self.on_unequal, **steps):
             batch = programs.place("train", launch.feeds, launch.shares)
             if is_tracked:
                 batch = batch._replace(reader_state=launch.state)
@@ -312,6 +318,14 @@ def _read_means(programs: Programs, state: State, epoch: int) -> events.Metrics:
             f"epoch {epoch} got no finite loss and gradients, expected some: every update was "
             "skipped, and there is no mean of its metrics."
         ) from error
+
+
+def _read_rates(
+    rates: Mapping[str, jax.Array], num_steps: int, is_single: bool, number: int
+) -> float | dict[str, float]:
+    """Return the learning rate of step `number` of a launch; waits for the device."""
+    show = lambda _, rate: float(rate)  # noqa: E731
+    return _metrics.StepValues(rates, num_steps, is_single, show).at(number)
 
 
 def _name_reason(error: BaseException) -> events.Reason:
@@ -420,7 +434,7 @@ def run_test(
     with interrupts.open():
         # Always the same pass: a test depends on no test before it, and takes none from training.
         batches = _reader_items.Pass(reader, fields, 0)
-        for launch in SharedBatches(programs, "test", batches, on_unequal):
+        for launch in share_batches(programs, "test", batches, on_unequal):
             placed = programs.place("test", launch.feeds, launch.shares)
             programs.group.advance()
             for name in sums:

@@ -57,7 +57,7 @@ from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run, run_test
 from penstock.trainer._saver import HandlerStates, NoSaver, Saver, Status
-from penstock.trainer.model_saving import ModelSaving
+from penstock.trainer.model_saving import save_model, with_program
 from penstock.trainer.prediction import Prediction
 
 _LOGGER = logging.getLogger("penstock")
@@ -682,16 +682,21 @@ class Trainer(FixedAttributes):
             state = states.average(state) if averaged else state
             # Of parameters that were loaded the trainer does not know the steps.
             steps = {"global_step": self.global_step} if self.global_step else {}
-            saving = ModelSaving(
-                programs=self.builder.programs,
-                variables=state.variables,
+            programs, variables = self.builder.programs, state.variables
+            if infer_func is not None:
+                programs, variables = with_program(programs, variables, infer_func)
+            save_model(
+                path,
+                programs,
+                variables,
                 names=names,
                 vocabulary=vocabulary,
                 about={**self.about, **steps},
+                weights=weights,
+                platforms=platforms,
+                measure_on=measure_on,
+                feed_order=self._status.feed_order,
             )
-            if infer_func is not None:
-                saving = saving.with_program(infer_func)
-            saving.save(path, weights, platforms, measure_on, self._status.feed_order)
 
     def __repr__(self) -> str:
         return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"

@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
-from penstock._metrics import LaunchValues
+from penstock._metrics import StepValues, arrange
 from penstock.program_builder.engine import Engine
 from tests.networks import assert_same_bits, host
 
@@ -78,7 +78,8 @@ def train(builder, batches, is_launched=False):
         placed = builder.programs.place("train", batch := [*batch])
         launched = engine.run(placed, order)
         structures = builder.programs.structures
-        values = LaunchValues(launched.values, structures, placed.counts, launched.rates)
+        show = functools.partial(arrange, structures, placed.size)
+        values = StepValues(launched.values, len(batch), len(structures) == 1, show)
         metrics += [values.at(number) for number in range(len(batch))]
     return metrics, builder.mean_metrics(engine.state), host(engine.state.variables)
 
