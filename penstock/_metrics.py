@@ -209,12 +209,12 @@ class Returned(NamedTuple):
     word_counts: list[jax.Array]
 
 
-class Accumulator(NamedTuple):
-    """Sums over examples since the last reset, on the device.
+class Sums(NamedTuple):
+    """Sums over examples: `scalars` `[S + W + 1]` of numbers without axes, `arrays` of the others.
 
-    `scalars` `[2, S + W + 1]` holds the pairs of the sums without axes, of the words that each of
-    the means over words counts, and, last, of the examples; `arrays` holds `[2, ...]` for each of
-    the others, without the batch axis. A sum that met a nan or an infinity is never finite again.
+    After the sums of the numbers come the words that each of the means over words counts and, last,
+    the examples. Since the last reset they are kept on the device as pairs, with an axis of 2 in
+    front. A sum that met a nan or an infinity is never finite again.
     """
 
     scalars: jax.Array
@@ -227,18 +227,11 @@ class Accumulator(NamedTuple):
         return self.scalars[0, sum([item.num_scalars for item in before])]
 
 
-class Sums(NamedTuple):
-    """What is added to an `Accumulator`: its scalars `[S + W + 1]`, and its arrays."""
-
-    scalars: jax.Array
-    arrays: tuple[jax.Array, ...]
-
-
-def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Accumulator:
+def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Sums:
     items = structure.items
     num_scalars = 1 + sum([item.num_scalars + item.counts_words for item in items])
     shapes = [(item.rows, x.shape) for item in items for x in list_sums(item.shape) if x.shape]
-    return Accumulator(
+    return Sums(
         scalars=make((2, num_scalars), np.float32),
         arrays=tuple([make((2, *(s[1:] if rows else s)), np.float32) for rows, s in shapes]),
     )
@@ -269,11 +262,8 @@ def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
     return Sums(jnp.stack([*scalars, *returned.word_counts, examples]), tuple(arrays))
 
 
-def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
-    return Accumulator(
-        scalars=_add_pair(accumulator.scalars, sums.scalars),
-        arrays=tuple(map(_add_pair, accumulator.arrays, sums.arrays)),
-    )
+def add(pairs: Sums, sums: Sums) -> Sums:
+    return jax.tree.map(_add_pair, pairs, sums)
 
 
 def add_counts(scalars: np.ndarray, structure: Structure) -> np.ndarray:
@@ -306,7 +296,7 @@ class NoExamplesError(ValueError):
 
 
 def compute_values(
-    accumulator: Accumulator,
+    accumulator: Sums,
     structure: Structure,
     rows: Sequence[RowMetric] = (),
 ) -> list[Any]:
@@ -321,7 +311,7 @@ def compute_values(
     return compute_values_of(sums, structure, rows)
 
 
-def add_halves(accumulator: Accumulator, axis: int = 0) -> Sums:
+def add_halves(accumulator: Sums, axis: int = 0) -> Sums:
     """Return sums in float64 on the host: both halves of each pair, which are along the axis."""
     halves = jax.tree.map(lambda x: np.asarray(x, np.float64).sum(axis=axis), accumulator)
     return Sums(*halves)

@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import jax
 import optax
@@ -60,8 +60,8 @@ class Network:
         self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
         # The inputs that a batch must have, by what is made of it.
         self.inputs = {
-            "train": _join_inputs(self.train),
-            "test": _join_inputs(self.test),
+            "train": _join_inputs(self.train.values()),
+            "test": _join_inputs(self.test.values()),
             "predict": self.infer.feed_specs if self.infer else {},
         }
         programs = [*self.train.values(), *([self.infer] if self.infer else [])]
@@ -113,16 +113,8 @@ class Network:
     @functools.cached_property
     def feed_specs(self) -> dict[str, FeedSpec]:
         """The inputs of all programs by name, in the order they are declared."""
-        specs: dict[str, FeedSpec] = {}
-        for program in [*self.train.values(), *self.test.values(), self.infer]:
-            for name, spec in (program.feed_specs if program else {}).items():
-                first = specs.setdefault(name, spec)
-                if first != spec:
-                    raise ProgramError(
-                        f"layers.data {name!r} got {spec.declaration}, expected "
-                        f"{first.declaration} as in another program. One name is one input."
-                    )
-        return specs
+        infer = [self.infer] if self.infer else []
+        return _join_inputs([*self.train.values(), *self.test.values(), *infer])
 
     def with_freeze(self, patterns: Sequence[str]) -> Network:
         """Return the network with other frozen parameters; itself where they are the same."""
@@ -262,13 +254,18 @@ class Network:
                 )
 
 
-def _join_inputs(probes: Mapping[str, Probe]) -> dict[str, FeedSpec]:
+def _join_inputs(programs: Iterable[Probe]) -> dict[str, FeedSpec]:
     inputs: dict[str, FeedSpec] = {}
-    for program in probes.values():
+    for program in programs:
         for name, spec in program.feed_specs.items():
-            # One batch goes to all objectives: the smallest table of them holds.
-            first = inputs.get(name)
-            inputs[name] = spec if first is None else first.limited(spec.ids)
+            first = inputs.setdefault(name, spec)
+            if first != spec:
+                raise ProgramError(
+                    f"layers.data {name!r} got {spec.declaration}, expected {first.declaration} as "
+                    "in another program. One name is one input."
+                )
+            # One batch goes to all of them: the smallest table holds.
+            inputs[name] = first.limited(spec.ids)
     return inputs
 
 

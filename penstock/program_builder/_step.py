@@ -21,7 +21,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from penstock import _mesh, _metrics, _parameter_names, optimizers
 from penstock._mesh import WHOLE
-from penstock._metrics import Accumulator
 from penstock._padded_batches import DeviceBatch, Rows
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
@@ -67,7 +66,7 @@ class State(NamedTuple):
     step: jax.Array
     variables: dict[str, Params]
     opt_state: dict[str, optax.OptState]
-    metrics: dict[str, Accumulator]
+    metrics: dict[str, _metrics.Sums]
     loss_scale: dict[str, LossScale]
     num_skipped: jax.Array
     update_scale: jax.Array
@@ -623,10 +622,10 @@ def test_step(
     mesh: Mesh,
     variables: Variables,
     key: jax.Array,
-    sums: _metrics.Accumulator,
+    sums: _metrics.Sums,
     feed: DeviceFeed,
     rows: Rows,
-) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
+) -> tuple[_metrics.Sums, tuple[_metrics.Value, ...]]:
     returned = _forward(program, mesh, variables, wrap_key(key), feed, rows)
     after = _metrics.add(sums, _metrics.sum_up(returned, program.structure, rows.num_examples))
     return after, spread_rows(returned.values, program, rows, mesh)
@@ -637,11 +636,11 @@ def resample_step(
     mesh: Mesh,
     variables: Variables,
     key: jax.Array,
-    sums: _metrics.Accumulator,
+    sums: _metrics.Sums,
     number: jax.Array,
     feed: DeviceFeed,
     rows: Rows,
-) -> _metrics.Accumulator:
+) -> _metrics.Sums:
     """Return sums of resampled data sets, `[R + 2, ...]`, with a batch's examples added.
 
     The program runs for each example by itself. In resample `r` an example counts as often as a

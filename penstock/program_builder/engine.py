@@ -238,7 +238,7 @@ class Programs:
 
         return train
 
-    def make_zeros(self, probe: Probe) -> _metrics.Accumulator:
+    def make_zeros(self, probe: Probe) -> _metrics.Sums:
         """Return the empty sums of a program."""
         return self._put_zeros(_metrics.zeros(probe.structure, np.zeros))
 
@@ -251,10 +251,10 @@ class Programs:
     def test(
         self,
         state: State,
-        sums: _metrics.Accumulator,
+        sums: _metrics.Sums,
         batch: DeviceBatch,
         objective: str,
-    ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
+    ) -> tuple[_metrics.Sums, tuple[_metrics.Value, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
         program = self.keep(("test", objective), functools.partial(self.test_program, objective))
         return program(state.variables, state.key, sums, batch.feed, batch.rows)
@@ -285,12 +285,12 @@ class Programs:
     def resample(
         self,
         state: State,
-        sums: _metrics.Accumulator | None,
+        sums: _metrics.Sums | None,
         batch: DeviceBatch,
         objective: str,
         number: int,
         num_resamples: int,
-    ) -> _metrics.Accumulator:
+    ) -> _metrics.Sums:
         """Return the sums of resampled data sets with a batch added, None before the first."""
         if sums is None:
             zeros = _metrics.zeros(self.network.test[objective].structure, np.zeros)
@@ -905,14 +905,6 @@ class Engine:
             # Two programs at a time may deadlock on several CPU devices.
             jax.block_until_ready(self.leaves)
             yield self.state
-
-    def adopt(self, variables: Mapping[str, Nested[ArrayLike]]) -> None:
-        """Take other variables; an optimizer that holds parameters holds the new ones then."""
-        self.state = self.programs.states.adopt(variables, self.state)
-
-    def set_update_scale(self, scale: np.ndarray) -> None:
-        """Multiply every later update by a number, float32 without axes."""
-        self.state = self.state._replace(update_scale=copy_to(scale, self.programs.mesh))
 
     def freeze(self, patterns: Sequence[str]) -> None:
         """Train all parameters but these from here on; see `States.take_over`."""

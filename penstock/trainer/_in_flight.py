@@ -253,7 +253,7 @@ class InFlight:
         return f"{first}The parameters {followed}. {lookups}"
 
 
-def _list_bad_metrics(sums: _metrics.Accumulator, program: Probe, prefix: str) -> list[str]:
+def _list_bad_metrics(sums: _metrics.Sums, program: Probe, prefix: str) -> list[str]:
     """Return how the metrics are called whose sum is not finite, in the order of the program."""
     # The high halves of the pairs are enough: what is not finite is so in both.
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)

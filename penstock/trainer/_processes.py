@@ -39,8 +39,8 @@ class Processes:
         self, engine: Engine, status: Status, saver: Saver, interrupts: Interrupts
     ) -> None:
         self.group: Group = engine.programs.group
-        self._engine, self._status = engine, status
-        self._saver, self._interrupts = saver, interrupts
+        self.engine, self.status = engine, status
+        self.saver, self.interrupts = saver, interrupts
         self._is_compared = self.group.count == 1
 
     @contextlib.contextmanager
@@ -53,7 +53,7 @@ class Processes:
     @contextlib.contextmanager
     def run(self, seed: int, arguments: Callable[[], Mapping[str, object]]) -> Iterator[None]:
         """Be in a run, whose wishes and whereabouts the group is told."""
-        group, status, saver, interrupts = self.group, self._status, self._saver, self._interrupts
+        group, status, saver, interrupts = self.group, self.status, self.saver, self.interrupts
 
         def wants() -> bool:
             is_due = not group.index and saver.is_time()
@@ -64,19 +64,19 @@ class Processes:
 
         with group.watched(wants, describe, saver.give_up):
             if not self._is_compared:
-                compare_processes(group, self._engine, arguments(), seed)
+                compare_processes(group, self.engine, arguments(), seed)
                 self._is_compared = True
             yield
 
     def agree(self) -> None:
         """Stop, save and end as all processes do. Collective."""
-        status, interrupts = self._status, self._interrupts
-        is_time = not self.group.index and self._saver.is_time()
+        status, interrupts = self.status, self.interrupts
+        is_time = not self.group.index and self.saver.is_time()
         wishes = [interrupts.signal, is_time, status.is_stop_wanted]
         rows = self.group.exchange("an agreement to stop or save", wishes)
         status.is_stop_wanted = False
         if rows[0][1]:
-            self._saver.save(status)
+            self.saver.save(status)
         stops = [index for index, (_, _, is_stop) in enumerate(rows) if is_stop]
         if stops:
             status.is_stopping = True
@@ -93,7 +93,7 @@ class Processes:
 
         Each puts the part of its devices there, so that of two sets nobody would have the whole.
         """
-        if self.group.count == 1 or not self._engine.programs.states.is_split:
+        if self.group.count == 1 or not self.engine.programs.states.is_split:
             return
         digests = [
             "" if isinstance(x, jax.Array) else hashlib.sha256(np.asarray(x).tobytes()).hexdigest()
@@ -112,7 +112,7 @@ class Processes:
             return
         more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
         whose = f" on process {processes[0]}{more}" if len(processes) < self.group.count else ""
-        step = self._status.global_step
+        step = self.status.global_step
         _LOGGER.warning("%s%s: all processes end after global step %d", cause, whose, step)
 
 

@@ -23,11 +23,10 @@ from penstock._padded_batches import DeviceBatch
 from penstock._tracing.untrained import has_draw, list_traces
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
-from penstock.program_builder.engine import Engine, Programs
+from penstock.program_builder.engine import Programs
 from penstock.trainer import _in_flight
 from penstock.trainer._confidence import Resamples
 from penstock.trainer._processes import OnUnequal, Processes, share_batches
-from penstock.trainer._saver import HandlerStates, Saver, Status
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -38,22 +37,19 @@ T = TypeVar("T")
 class Run:
     """One call of `Trainer.train`."""
 
-    engine: Engine
-    status: Status
+    processes: Processes
     reader: _reader_items.ReaderLike
     fields: _reader_items.Fields
     update_order: tuple[str, ...]
     steps_per_call: int
     emit: events.Handler
     on_non_finite: _in_flight.OnNonFinite
-    saver: Saver
-    handlers: HandlerStates
-    processes: Processes
-    interrupts: Interrupts
     on_unequal: OnUnequal
 
     def __post_init__(self) -> None:
-        self.group, self.updates_every = self.processes.group, 0
+        processes, self.updates_every = self.processes, 0
+        self.group, self.engine, self.status = processes.group, processes.engine, processes.status
+        self.saver, self.interrupts = processes.saver, processes.interrupts
         self._unread: tuple[_metrics.StepValues, int] | None = None
         self.in_flight = _in_flight.InFlight(
             self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
@@ -115,8 +111,7 @@ class Run:
         # A resumed script passes over the calls of `train` that were done before.
         if status.is_over:
             return
-        self.handlers.restore_to(event_handler)
-        self.saver.begin(status)
+        self.saver.begin(status, event_handler)
         end_epoch = status.begin_call() + num_epochs
         self.group.advance(status.global_step)
         self._meet_if_asked()

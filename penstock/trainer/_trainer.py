@@ -49,14 +49,14 @@ from penstock.program_builder import (
     PrecisionName,
     ProgramBuilder,
 )
-from penstock.program_builder.engine import Engine
+from penstock.program_builder.engine import Engine, copy_to
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype
 from penstock.trainer._confidence import check_confidence
 from penstock.trainer._in_flight import OnNonFinite
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run, run_test
-from penstock.trainer._saver import HandlerStates, NoSaver, Saver, Status
+from penstock.trainer._saver import NoSaver, Saver, Status
 from penstock.trainer.model_saving import save_model, with_program
 from penstock.trainer.prediction import Prediction
 
@@ -193,16 +193,14 @@ class Trainer(FixedAttributes):
         self._config = as_config(checkpoint)
         self._update_order = choose_update_order(self.builder.objectives, schedule)
         frozen = self.builder.programs.options.freeze
-        self._handlers, self._status = HandlerStates(), Status(freeze=frozen)
+        self._status = Status(freeze=frozen)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
         state = self.builder.init(seed)
         self._engine = Engine(self.builder.programs, state)
         self._saver: Saver = NoSaver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
-            self._saver = Saver(
-                self._engine, Store(self._config), self._handlers, saves_first=saves_first
-            )
+            self._saver = Saver(self._engine, Store(self._config), saves_first=saves_first)
             self._saver.resume(self._status)
         self._group = self._engine.programs.group
         self._interrupts = Interrupts(is_alone=self._group.count == 1)
@@ -266,18 +264,13 @@ class Trainer(FixedAttributes):
             self._processes.run(self.seed, self._list_arguments),
         ):
             run = Run(
-                engine=self._engine,
-                status=self._status,
+                processes=self._processes,
                 reader=reader,
                 fields=fields,
                 update_order=self._update_order,
                 steps_per_call=self.steps_per_call,
                 emit=emit,
                 on_non_finite=self._on_non_finite,
-                saver=self._saver,
-                handlers=self._handlers,
-                processes=self._processes,
-                interrupts=self._interrupts,
                 on_unequal=self._on_unequal,
             )
             run.train(self, event_handler, num_epochs)
@@ -596,7 +589,8 @@ class Trainer(FixedAttributes):
         if self._status.is_passed_over and float(value) != self.update_scale:
             self._keep_checkpoint()
         with self._processes.call("setting update_scale"):
-            self._engine.set_update_scale(value)
+            copied = copy_to(value, self.builder.mesh)
+            self._engine.state = self._engine.state._replace(update_scale=copied)
 
     @property
     def loss_scale(self) -> Any:
@@ -726,7 +720,7 @@ class Trainer(FixedAttributes):
         with self._processes.call("setting parameters"):
             self._processes.check_alike(variables)
             self._keep_checkpoint()
-            self._engine.adopt(variables)
+            self._engine.state = self.builder.adopt(variables, self._engine.state)
 
     def _keep_checkpoint(self) -> None:
         """Keep a resumed state, where a script sets again what it had set before the checkpoint."""
