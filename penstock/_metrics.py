@@ -133,28 +133,23 @@ def flatten_returned(
     return Structure(items=tuple(items), build=build), values
 
 
-def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structure]) -> float | None:
-    """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`."""
-    name, structure = monitor, next(iter(structures.values()))
+def find_monitored(
+    means: Mapping[str, Sequence[Any]], monitor: str, structures: Mapping[str, Structure]
+) -> float | None:
+    """Return the mean that a name stands for: `"loss"`, a key, a number, or `objective/name`."""
+    objective, name = next(iter(structures)), monitor
     if len(structures) > 1:
         objective, _, name = monitor.partition("/")
         if objective not in structures:
             raise UnknownNameError(
                 f"monitor got {monitor!r}, expected 'objective/metric' of {listed(structures)}."
             )
-        metrics, structure = metrics.get(objective), structures[objective]
-    if metrics is None:
+    if objective not in means:
         return None
-    # Along the structure: a metric may compute a dict.
-    leaves: list[Any] = []
-    numbers = structure.build(range(len(structure.items)))
-    map_leaves(lambda _, value: leaves.append(value), numbers, metrics)
-    values: dict[str, Any] = {
-        str(item.key): value
-        for item, value in zip(structure.items, leaves, strict=True)
-        if item.key is not None
-    }
-    values.setdefault("loss", leaves[structure.loss_index])
+    structure = structures[objective]
+    named = zip(structure.items, means[objective], strict=True)
+    values = {str(item.key): value for item, value in named if item.key is not None}
+    values.setdefault("loss", means[objective][structure.loss_index])
     if name not in values:
         raise UnknownNameError(
             f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."

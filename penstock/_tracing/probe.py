@@ -28,7 +28,14 @@ from jax.sharding import Mesh
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._mesh import Layout
-from penstock._parameter_names import Key, Path, flatten, nest, spell
+from penstock._parameter_names import (
+    Key,
+    Path,
+    flatten,
+    nest,
+    nest_variables,
+    spell,
+)
 from penstock._program.frame import (
     Frame,
     MicroBatch,
@@ -598,12 +605,7 @@ def _trace(
 
 
 def _nest_table(table: ShapeTable) -> Any:
-    return {
-        name: nest(
-            {p: jax.ShapeDtypeStruct(*entry) for (c, p), entry in table.items() if c == name}
-        )
-        for name in ("params", "batch_stats")
-    }
+    return nest_variables({key: jax.ShapeDtypeStruct(*entry) for key, entry in table.items()})
 
 
 def _make_table(specs: Mapping[Path, ParameterSpec], of_modules: Variables) -> ShapeTable:

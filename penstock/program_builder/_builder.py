@@ -293,8 +293,8 @@ def trace_program(
         sums = _metrics.zeros(network.test[objective].structure, make)
         args = [state.variables, state.key, sums]
     else:
-        program, leaves = programs.train_program((objective,), 1), jax.tree.leaves(state)
-        args = [leaves[: states.num_changed], leaves[states.num_changed :]]
+        program = programs.train_program((objective,), 1)
+        args = [*states.divide(jax.tree.leaves(state))]
     return _inspect.Inspection(program.jitted.trace(*args, feed, rows))
 
 

@@ -265,7 +265,8 @@ def _join_inputs(programs: Iterable[Probe]) -> dict[str, FeedSpec]:
                     "in another program. One name is one input."
                 )
             # One batch goes to all of them: the smallest table holds.
-            inputs[name] = first.limited(spec.ids)
+            if spec.ids != first.ids:
+                inputs[name] = first.limited(spec.ids)
     return inputs
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,15 @@ from penstock import _mesh, _metrics, optimizers
 from penstock._errors import ProgramError
 from penstock._mesh import SPLIT, WHOLE
 from penstock._padded_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows, Share
-from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, split
+from penstock._parameter_names import (
+    Key,
+    Nested,
+    Path,
+    flatten_variables,
+    hash_path,
+    nest_variables,
+    split,
+)
 from penstock._parameter_updates import describe_updates
 from penstock._program.frame import Frame, ParameterSpec, Params, Variables, make_root, wrap_key
 from penstock._program.inputs import DeviceFeed, Feed
@@ -49,6 +57,8 @@ from penstock.program_builder._compilation import (
 )
 from penstock.program_builder._network import Network
 from penstock.program_builder._step import Launched, State
+
+T = TypeVar("T")
 
 Leaves = list[jax.Array]
 """The state as it travels through launches and into files.
@@ -141,10 +151,10 @@ class Programs:
             rows = self._feeders["train"].choose_rows((num_examples,))
         if program is None or rows in program.sizes:
             return
-        number, feed = self.states.num_changed, batch.feed
+        feed = batch.feed
         if num_examples is not None:
             feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
-        described = jax.tree.map(_describe, (leaves[:number], leaves[number:], feed))
+        described = jax.tree.map(_describe, (*self.states.divide(leaves), feed))
         program.compile_ahead(rows, *described)
 
     def run_eagerly(
@@ -162,8 +172,7 @@ class Programs:
         chosen = self.choose_updates(update_order)
         updates = [dataclasses.replace(update, watch=watch) for update in chosen]
         step = self.train_function(updates, batch.num_steps)
-        number = self.states.num_changed
-        step(leaves[:number], leaves[number:], batch.feed, batch.rows)
+        step(*self.states.divide(leaves), batch.feed, batch.rows)
 
     def measure(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
@@ -174,14 +183,14 @@ class Programs:
         time is known, and no part of training's; and of several CPU devices, on which two programs
         at a time may deadlock, none runs another.
         """
-        num_steps, number = batch.num_steps, self.states.num_changed
+        num_steps = batch.num_steps
         program = self.keep(
             ("measuring", update_order, num_steps),
             lambda: self.train_program(update_order, num_steps, measures=True),
         )
         jax.block_until_ready(leaves)
         start, compiled = time.perf_counter(), self.compile_time.secs
-        sizes = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
+        sizes = program(*self.states.divide(leaves), batch.feed, batch.rows)
         jax.block_until_ready(sizes)
         secs = time.perf_counter() - start - (self.compile_time.secs - compiled)
         paths = {name: sorted(self.network.updates[name].trained) for name in sizes}
@@ -209,13 +218,13 @@ class Programs:
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
         label = label if num_steps == 1 else f"{label} x{num_steps}"
         train = self.train_function(updates, num_steps)
-        specs, number = self.states.leaf_specs, self.states.num_changed
+        changed, kept = self.states.divide(self.states.leaf_specs)
         returned: Any = Launched(values, *[WHOLE] * 3)  # pyright: ignore
         return self.make_program(
             "measuring" if measures else label,
             (lambda *operands: train(*operands)[1].sizes) if measures else train,
-            in_specs=(specs[:number], specs[number:], split),
-            out_specs=WHOLE if measures else (specs[:number], returned),
+            in_specs=(changed, kept, split),
+            out_specs=WHOLE if measures else (changed, returned),
             donated=() if measures else (0,),
             has_gradients=True,
             refuse=None if measures else self._refuse,
@@ -475,13 +484,13 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
 
 _MANY_GROUPS, _MANY_VALUES = 8, 1_000_000
 
-Entries = dict[str, dict[Path, Any]]
+Entries = dict[Key, Any]
 """Values by collection and path."""
 
 
 def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries:
     """Return initial values; each depends on the key and its path alone."""
-    values, number = Entries(params={}, batch_stats={}), 0
+    values, number = Entries(), 0
     # By name, not by order: a layer that is added changes no other's initial value. All at once,
     # since threefry takes 20 ms to lower wherever it stands.
     hashes = [hash_path(spec.path) for group in groups for spec in group]
@@ -504,7 +513,7 @@ def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries
                 "as initializer(key, shape, dtype)."
             )
         for place, entry in enumerate(group):
-            values[entry.collection][entry.path] = drawn[place]
+            values[entry.collection, entry.path] = drawn[place]
     return values
 
 
@@ -538,10 +547,8 @@ class States:
         allowed = jax.transfer_guard_host_to_device("allow")  # of the root key alone
         with announce_compilation("the initial values"), allowed:
             drawn = self._draw_apart(root)
-            done = self.network.specs if drawn else {}
-            level = _choose_level(
-                [s for (_, p), (s, _) in self.network.table.items() if p not in done]
-            )
+            done = drawn[0] if drawn else {}
+            level = _choose_level([s for k, (s, _) in self.network.table.items() if k not in done])
             donated = (1,) if drawn else ()
             operands, place = (root, *drawn), {"donated": donated, "level": level}
             initial = compile_function(self._initial_state, self.mesh, self.specs, **place)
@@ -586,13 +593,14 @@ class States:
 
     def _draw_apart(self, root: np.ndarray) -> list[Entries]:
         """Return the values of our own parameters, by programs that are compiled side by side."""
-        values = Entries(params={}, batch_stats={})
+        values = Entries()
         with ThreadPoolExecutor() as pool:
             programs: list[Any] = []
             for groups, level, draw in self._draws:
-                specs = Entries(params={}, batch_stats={})
-                for spec in itertools.chain.from_iterable(groups):
-                    specs[spec.collection][spec.path] = self._param_specs.get(spec.path, WHOLE)
+                specs = {
+                    (spec.collection, spec.path): self._param_specs.get(spec.path, WHOLE)
+                    for spec in itertools.chain.from_iterable(groups)
+                }
                 # Traced here: an initializer may be the user's.
                 program: Any = compile_function(draw, self.mesh, specs, level=level)
                 if is_whole := self.mesh.size > 1 and self._mixes_axes(program, root):
@@ -600,9 +608,7 @@ class States:
                 programs.append((pool.submit(program.lower(root).compile), specs, is_whole))
             for compiling, specs, is_whole in programs:
                 drawn = compiling.result()(root)
-                drawn = copy_to(drawn, self.mesh, specs) if is_whole else drawn
-                for collection, entries in drawn.items():
-                    values[collection].update(entries)
+                values |= copy_to(drawn, self.mesh, specs) if is_whole else drawn
         return [values] if programs else []
 
     def _make_initial(self, root: jax.Array, values: Entries | None = None) -> State:
@@ -615,9 +621,8 @@ class States:
         # Ours first: flax's modules are then made in a run that finds them in place.
         values = values or _draw(self._groups, root)
         for owner in self.network.owners:
-            for collection, entries in self._initial_modules(owner, values, root).items():
-                values[collection].update(entries)
-        variables = {name: nest(entries) for name, entries in values.items()}
+            values = {**values, **self._initial_modules(owner, values, root)}
+        variables = nest_variables(values)
         opt_state = self._initial_opt_state(variables["params"])
         is_dynamic = self.network.options.precision.is_dynamic
         trained = self.network.train.items()
@@ -646,27 +651,28 @@ class States:
             return {}
         frame = Frame(
             mode=owner.mode,
-            variables={name: nest(entries) for name, entries in values.items()},
+            variables=nest_variables(values),
             feed=None,
             # The probe's, whose shapes they were checked with; the values do not depend on it.
             batch_size=PROBE_BATCH_SIZES[0],
             key=wrap_key(root),
             is_frozen=self.network.options.is_frozen,
         )
-        made = evaluate(owner.function, frame).module_updates
-        return {name: flatten(tree) for name, tree in made.items()}
+        return flatten_variables(evaluate(owner.function, frame).module_updates)
 
     def mean_metrics(self, state: State) -> Any:
         """Return the example-weighted means of the metrics since the last reset."""
-        programs = self.network.train
-        means = {
-            name: programs[name].structure.build(
-                _metrics.compute_values(sums, programs[name].structure)
-            )
+        programs, values = self.network.train, self.list_means(state)
+        means = {name: programs[name].structure.build(values[name]) for name in values}
+        return next(iter(means.values())) if len(programs) == 1 else means
+
+    def list_means(self, state: State) -> dict[str, list[Any]]:
+        """Return the means of each objective that had an example, one after the other."""
+        return {
+            name: _metrics.compute_values(sums, self.network.train[name].structure)
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }
-        return next(iter(means.values())) if len(self.network.train) == 1 else means
 
     def copy(self, tree: Mapping[str, Nested[ArrayLike]]) -> dict[str, Params]:
         """Return arrays copied to the devices, in buffers of their own that may be donated."""
@@ -753,14 +759,15 @@ class States:
     @functools.cached_property
     def abstract_state(self) -> State:
         """The state without its values."""
-        root, drawn = jax.eval_shape(lambda: make_root(0)), Entries(params={}, batch_stats={})
+        root = jax.eval_shape(lambda: make_root(0))
         if not self._draws:
             return jax.eval_shape(self._initial_state, root)
         # As `init` calls it, with values on the mesh, whose trace is then found.
-        sharding = _mesh.make_shardings(self.mesh, WHOLE)
-        for spec in self.network.specs.values():
-            shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
-            drawn[spec.collection][spec.path] = shape
+        describe = functools.partial(
+            jax.ShapeDtypeStruct, sharding=_mesh.make_shardings(self.mesh, WHOLE)
+        )
+        specs = self.network.specs.values()
+        drawn = {(spec.collection, spec.path): describe(spec.shape, spec.dtype) for spec in specs}
         return jax.eval_shape(self._initial_state, root, drawn)
 
     @functools.cached_property
@@ -837,6 +844,10 @@ class States:
         state, options = self.abstract_state, self.network.options
         counts_skipped = options.skips_non_finite or state.loss_scale
         return len(jax.tree.leaves(state)) - (2 if counts_skipped else 3)
+
+    def divide(self, leaves: list[T]) -> tuple[list[T], list[T]]:
+        """Return what a step changes, of the state's arrays or of what is for each; the rest."""
+        return leaves[: self.num_changed], leaves[self.num_changed :]
 
     def unpack(self, leaves: Sequence[ArrayLike]) -> State:
         """Return the state that a flat list of its arrays makes."""

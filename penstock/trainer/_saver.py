@@ -506,7 +506,7 @@ class Saver:
             return None
         programs = self._engine.programs
         try:
-            means = programs.states.mean_metrics(programs.states.arrange(leaves))
+            means = programs.states.list_means(programs.states.arrange(leaves))
         except _metrics.NoExamplesError:  # since the epoch began
             return None
         return _metrics.find_monitored(means, monitor, programs.structures)
@@ -540,15 +540,12 @@ def _check_monitor(
 ) -> None:
     if not config.num_best or callable(config.monitor) or not structures:
         return
-    # Zeros in the program's structure are enough to look a name up.
-    means = {
-        name: structure.build(
-            [None if isinstance(item.shape, RowMetric) else 0.0 for item in structure.items]
-        )
+    # Zeros are enough to look a name up.
+    zeros = {
+        name: [None if isinstance(item.shape, RowMetric) else 0.0 for item in structure.items]
         for name, structure in structures.items()
     }
-    single = next(iter(means.values()))
-    _metrics.find_monitored(single if len(means) == 1 else means, config.monitor, structures)
+    _metrics.find_monitored(zeros, config.monitor, structures)
 
 
 def _is_finite(array: np.ndarray) -> bool:
@@ -608,8 +605,8 @@ def read_newest(
     name, failing = (
         "reading the newest checkpoint",
         (
-            f"cannot read the newest checkpoint of {str(store.directory)!r}, expected all of them to. "
-            "They must restore the same one. See that every process sees the same folder"
+            f"cannot read the newest checkpoint of {str(store.directory)!r}, expected all of them "
+            "to. They must restore the same one. See that every process sees the same folder"
         ),
     )
     search = lambda: None if group.index else store.read_newest(before=before)  # noqa: E731

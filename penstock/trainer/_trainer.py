@@ -244,6 +244,8 @@ class Trainer(FixedAttributes):
           NonFiniteError: a loss was nan or infinite.
           CheckpointError: checkpoints could not be written; raised when training has ended.
         """
+        fields = self._choose_fields("train", feed_order)
+        _reader_items.check_reader(reader, num_epochs)
         check_count("num_epochs", num_epochs, 0)
         emit = self._combine_handlers(event_handler)
         if self._status.resumed_leaves:
@@ -252,10 +254,7 @@ class Trainer(FixedAttributes):
             self._apply_freeze()
         programs = self.builder.programs
         programs.choose_updates(self._update_order)
-        _reader_items.check_reader(reader, num_epochs)
-        order = feed_order or self._status.feed_order
-        fields = _reader_items.Fields(programs.network.inputs["train"], order)
-        self._status.feed_order = order
+        self._status.feed_order = fields.order
         with (
             self._status.running(),
             self._group.inside("trainer.train"),
@@ -311,8 +310,7 @@ class Trainer(FixedAttributes):
         check_confidence(confidence)
         _reader_items.check_reader(reader, 1)
         programs = self.builder.programs
-        feed_order = self._choose_order("test", feed_order)
-        fields = _reader_items.Fields(programs.network.inputs["test"], feed_order)
+        fields = self._choose_fields("test", feed_order)
         with self._group.inside("trainer.test"), self._beside_steps():
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
@@ -631,8 +629,7 @@ class Trainer(FixedAttributes):
         if step is not None:
             check_count("replay step", step, 0)
         programs, bad = self.builder.programs, self._status.bad_steps
-        order = feed_order or self._status.feed_order
-        fields = _reader_items.Fields(programs.network.inputs["train"], order)
+        fields = self._choose_fields("train", feed_order)
         before = step if step is not None else bad[0] if bad else None
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
@@ -695,12 +692,12 @@ class Trainer(FixedAttributes):
     def __repr__(self) -> str:
         return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"
 
-    def _choose_order(self, mode: str, feed_order: FeedOrder | None) -> FeedOrder | None:
-        """Return the order of a tuple's fields, that of training where it has all of the inputs."""
+    def _choose_fields(self, mode: str, feed_order: FeedOrder | None) -> _reader_items.Fields:
+        """Return the inputs of a mode, a tuple's in the order of training where it has them all."""
         inputs = self.builder.programs.network.inputs[mode]
         if feed_order is None and set(inputs) <= set(self._status.feed_order or ()):
-            return self._status.feed_order
-        return feed_order
+            feed_order = self._status.feed_order
+        return _reader_items.Fields(inputs, feed_order)
 
     def _make_prediction(
         self, owner: str, reader: ReaderLike, keep: Sequence[str], feed_order: FeedOrder | None
@@ -709,7 +706,7 @@ class Trainer(FixedAttributes):
             programs=self.builder.programs,
             variables=self._engine.state.variables,
             reader=reader,
-            feed_order=self._choose_order("predict", feed_order),
+            feed_order=self._choose_fields("predict", feed_order).order,
             keep=keep,
             owner=owner,
             interrupts=self._interrupts,

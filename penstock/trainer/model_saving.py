@@ -15,6 +15,7 @@ from penstock import _mesh, _metrics, _model_file, _parameters, _reader_items
 from penstock._errors import ProgramError, listed
 from penstock._files import expand_path
 from penstock._model_file import Manifest
+from penstock._parameter_names import flatten_variables, nest_variables
 from penstock._program.frame import Variables
 from penstock._version import list_versions
 from penstock.program_builder import ProgramBuilder
@@ -34,9 +35,9 @@ def with_program(
     precision = programs.options.precision
     builder = ProgramBuilder(infer_func=infer_func, place=device, precision=precision)
     table = builder.programs.network.table
-    entries = _parameters.flatten(_mesh.fetch_whole(dict(variables)))
+    entries = flatten_variables(_mesh.fetch_whole(dict(variables)))
     _parameters.check("the trainer", entries, table, may_have_extra=True, hint="")
-    fitting = _parameters.nest(_parameters.select_fitting(entries, table))
+    fitting = nest_variables(_parameters.select_fitting(entries, table))
     return builder.programs, builder.programs.states.copy(fitting)
 
 
@@ -131,9 +132,9 @@ def _measure(
         )
     inputs = programs.network.inputs["test"] if programs.network.train else ()
     keep = ["label"] if "label" in inputs else []
-    entries = _parameters.flatten(_mesh.fetch_whole(dict(variables)))
-    entries |= _parameters.flatten(jax.device_get(unpack(weights, programs.infer_probe)))
-    packed = programs.states.copy(_parameters.nest(entries))
+    entries = flatten_variables(_mesh.fetch_whole(dict(variables)))
+    entries |= flatten_variables(jax.device_get(unpack(weights, programs.infer_probe)))
+    packed = programs.states.copy(nest_variables(entries))
     passes = [
         Prediction(
             programs=programs,
