@@ -96,9 +96,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         if not self.objectives and infer_func is None:
             raise TypeError("ProgramBuilder got neither program_func nor infer_func, expected one.")
         options = ProgramOptions(
-            precision=(precision if isinstance(precision, Precision) else Precision(precision)).on(
-                self.mesh
-            ),
+            mesh=self.mesh,
+            precision=precision if isinstance(precision, Precision) else Precision(precision),
             skips_non_finite=skips_non_finite,
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,
@@ -106,7 +105,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             state_sharding=state_sharding,
             parameter_sharding=tuple(parameter_sharding),
         )
-        self.programs = Programs(Network(self.objectives, infer_func, self.mesh, options))
+        self.programs = Programs(Network(self.objectives, infer_func, options))
 
     def init(self, seed: int = 0) -> State:
         """Return the initial state, which needs no data.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import jax
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from penstock import _mesh, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
@@ -48,16 +48,15 @@ class Network:
         self,
         objectives: Mapping[str, Objective],
         infer_func: Callable[[], object] | None,
-        mesh: Mesh,
         options: ProgramOptions,
     ) -> None:
-        self.objectives, self.mesh, self.options = objectives, mesh, options
+        self.objectives, self.mesh, self.options = objectives, options.mesh, options
         self.train: dict[str, Probe] = {}
         self.test: dict[str, Probe] = {}
         for name, objective in objectives.items():
-            self.train[name] = probe(objective.program_func, "train", mesh, options)
+            self.train[name] = probe(objective.program_func, "train", options)
             self.test[name] = self._probe_test(objective.program_func, self.train[name])
-        self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
+        self.infer = probe(infer_func, "infer", options) if infer_func else None
         # The inputs that a batch must have, by what is made of it.
         self.inputs = {
             "train": _join_inputs(self.train.values()),
@@ -96,7 +95,7 @@ class Network:
             check_patterns("parameter_sharding", [pattern for pattern, _ in rules], self.table)
             for path, shape in shapes.items():
                 axes = self.specs[path].axes if path in self.specs else ()
-                used[path] = self.options.split(path, shape, self.mesh, axes)
+                used[path] = self.options.split(path, shape, axes)
         if state_sharding is None:
             return used, used
         split = {p: _mesh.split_further(shapes[p], used[p], self.mesh) for p in shapes}
@@ -105,7 +104,7 @@ class Network:
     def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
         if not train.is_mode_read:
             return dataclasses.replace(train, mode="test")
-        test = probe(function, "test", self.mesh, self.options)
+        test = probe(function, "test", self.options)
         # Layers that one mode alone has would shift the automatic names of the others.
         _check_modes(train, test)
         return test
@@ -125,7 +124,7 @@ class Network:
             return self
         # Probed anew: batch norm computes in another way where it is frozen.
         infer_func = self.infer and self.infer.function
-        return Network(self.objectives, infer_func, self.mesh, options)
+        return Network(self.objectives, infer_func, options)
 
     def for_accelerators(self) -> Network:
         plain, change = copy.copy(self), functools.partial(dataclasses.replace, is_on_cpu=False)
@@ -172,7 +171,6 @@ class Network:
             program=self.train[name],
             specs=self.specs,
             trained=trained,
-            mesh=self.mesh,
             gradient_specs=self.split_specs if self.options.state_sharding else {},
             is_unrolled=_mesh.is_on_cpu(self.mesh) and self.train[name].has_convolution,
             # XLA's GPU compiler fuses a kernel's update with that kernel's cast for the backward

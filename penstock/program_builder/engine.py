@@ -136,7 +136,7 @@ class Programs:
         self, total: float, changed: Leaves, kept: Leaves, feed: DeviceFeed, rows: Rows
     ) -> None:
         state = self.states.unpack(changed + kept)
-        _memory.refuse(total, state, feed, self.mesh, rows.num_examples, self.options)
+        _memory.refuse(total, state, feed, rows.num_examples, self.options)
 
     def compile_ahead(
         self,
@@ -277,7 +277,7 @@ class Programs:
         num_whole = 3 if step is _step.resample_step else 2
         return self.make_program(
             what if len(self.network.objectives) == 1 else what + of,
-            functools.partial(step, program, self.mesh),
+            functools.partial(step, program),
             in_specs=(self.states.variable_specs, *[WHOLE] * num_whole, SPLIT),
             out_specs=(WHOLE, _value_specs(program)) if is_test else WHOLE,
         )
@@ -420,7 +420,7 @@ class Programs:
         program = self.infer_probe
         return self.make_program(
             "infer",
-            functools.partial(_step.infer_step, program, self.mesh),
+            functools.partial(_step.infer_step, program),
             in_specs=(self.states.variable_specs, SPLIT),
             out_specs=_value_specs(program),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant

@@ -187,13 +187,13 @@ def make_answer(probe: Probe) -> Any:
 
     It takes what `pack` returns, and inputs as `describe_feed` has them.
     """
-    mesh = _mesh.make_mesh(jax.local_devices()[:1])
+    alone = probe.on_one_device()
 
     def answer(weights: Arrays, feed: Arrays) -> tuple[Any, ...]:
         sizes = [x.shape[0] for x in feed.values()] or [1]
         rows = Rows(sizes[0], sizes[0], ((0, sizes[0]),))
         fed = {name: spec.join(feed) for name, spec in probe.feed_specs.items()}
-        return tuple(_step.infer_step(probe, mesh, unpack(weights, probe), fed, rows))
+        return tuple(_step.infer_step(alone, unpack(weights, probe), fed, rows))
 
     return jax.jit(answer)
 

@@ -149,11 +149,11 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
         from jax.experimental import multihost_utils
 
         feed = multihost_utils.process_allgather(feed, tiled=True)
-    options = dataclasses.replace(
-        engine.programs.options, state_sharding=None, parameter_sharding=()
-    )
     mesh = _mesh.make_mesh(jax.local_devices()[:1])
-    alone = Programs(Network(engine.programs.network.objectives, None, mesh, options))
+    options = dataclasses.replace(
+        engine.programs.options, mesh=mesh, state_sharding=None, parameter_sharding=()
+    )
+    alone = Programs(Network(engine.programs.network.objectives, None, options))
     state = alone.states.unpack(_mesh.fetch_whole(engine.leaves))
     return Engine(alone, state), placed._replace(feed=feed)
 
