@@ -83,7 +83,7 @@ class Programs:
     def __init__(self, network: Network) -> None:
         self.compile_time = CompileTime()
         self._told: set[str] = set()
-        self._compiled: dict[Hashable, Program] = {}
+        self.compiled: dict[Hashable, Program] = {}
         self._earlier: list[Compilation] = []
         self.use(network)
 
@@ -100,15 +100,15 @@ class Programs:
         declared = network.feed_specs  # refuses one name that two programs declare otherwise
         names = declared if self.options.strict else None
         # The records alone: the programs of the network before may leave memory.
-        if self._compiled:
-            self._earlier, self._compiled = self.compilations, {}
-        self._feeders = {
+        if self.compiled:
+            self._earlier, self.compiled = self.compilations, {}
+        self.feeders = {
             mode: self._make_feeder(network.inputs[mode], names) for mode in ("train", "test")
         }
         # Batches stay on the host until their launch, and what a launch returns is there too.
         self.is_single_cpu = self.mesh.size == 1 and _mesh.is_on_cpu(self.mesh)
         # Of sequences one compile for each bucket is meant.
-        level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
+        level = logging.INFO if self.feeders["train"].has_sequences else logging.WARNING
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
@@ -118,16 +118,16 @@ class Programs:
         self, mode: str, batches: Sequence[Feed], shares: Sequence[Share] | None = None
     ) -> DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`."""
-        return self._feeders[mode].place(batches, shares)
+        return self.feeders[mode].place(batches, shares)
 
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
     ) -> LaunchResult:
         """Update by each named objective and placed batch, in one launch; donates what changes."""
         key = (update_order, batch.num_steps)
-        program = self._compiled.get(key)
+        program = self.compiled.get(key)
         if program is None:
-            program = self._compiled[key] = self.train_program(*key)
+            program = self.compiled[key] = self.train_program(*key)
         number = self.states.num_changed
         changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
         return changed + leaves[number:], launched
@@ -137,65 +137,6 @@ class Programs:
     ) -> None:
         state = self.states.unpack(changed + kept)
         _memory.refuse(total, state, feed, rows.num_examples, self.options)
-
-    def compile_ahead(
-        self,
-        leaves: Leaves,
-        batch: DeviceBatch,
-        update_order: tuple[str, ...],
-        num_examples: int | None = None,
-    ) -> None:
-        """Compile the train program for a batch in a thread, so that its launch need not wait."""
-        program, rows = self._compiled.get((update_order, batch.num_steps)), batch.rows
-        if num_examples is not None:
-            rows = self._feeders["train"].choose_rows((num_examples,))
-        if program is None or rows in program.sizes:
-            return
-        feed = batch.feed
-        if num_examples is not None:
-            feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
-        described = jax.tree.map(_describe, (*self.states.divide(leaves), feed))
-        program.compile_ahead(rows, *described)
-
-    def run_eagerly(
-        self,
-        leaves: Leaves,
-        batch: DeviceBatch,
-        update_order: tuple[str, ...],
-        watch: Callable[[], contextlib.AbstractContextManager[object]],
-    ) -> None:
-        """Run one launch operation by operation, each compiled by itself and slow.
-
-        An exception of `jax.debug_nans`, which `watch` turns on, then shows the operation's lines,
-        or those of what a gradient is of; both get lost on the way out of `jax.jit`.
-        """
-        chosen = self.choose_updates(update_order)
-        updates = [dataclasses.replace(update, watch=watch) for update in chosen]
-        step = self.train_function(updates, batch.num_steps)
-        step(*self.states.divide(leaves), batch.feed, batch.rows)
-
-    def measure(
-        self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
-    ) -> tuple[_metrics.StepValues, float]:
-        """Return what the launch of a batch will do to parameters, and the seconds that this took.
-
-        Takes nothing of the state. Waits for the steps before it, and for the sizes. So its own
-        time is known, and no part of training's; and of several CPU devices, on which two programs
-        at a time may deadlock, none runs another.
-        """
-        num_steps = batch.num_steps
-        program = self.keep(
-            ("measuring", update_order, num_steps),
-            lambda: self.train_program(update_order, num_steps, measures=True),
-        )
-        jax.block_until_ready(leaves)
-        start, compiled = time.perf_counter(), self.compile_time.secs
-        sizes = program(*self.states.divide(leaves), batch.feed, batch.rows)
-        jax.block_until_ready(sizes)
-        secs = time.perf_counter() - start - (self.compile_time.secs - compiled)
-        paths = {name: sorted(self.network.updates[name].trained) for name in sizes}
-        show, is_single = functools.partial(describe_updates, paths), len(self.structures) == 1
-        return _metrics.StepValues(sizes, num_steps, is_single, show), max(secs, 0.0)
 
     def choose_updates(self, update_order: Sequence[str]) -> list[_step.Update]:
         """Return the updates of these objectives, each of which must have an optimizer."""
@@ -432,9 +373,9 @@ class Programs:
 
     def keep(self, key: Hashable, make: Callable[[], Program]) -> Program:
         """Return the program of a key, made at its first use."""
-        program = self._compiled.get(key)
+        program = self.compiled.get(key)
         if program is None:
-            program = self._compiled[key] = make()
+            program = self.compiled[key] = make()
         return program
 
     def is_first_time(self, warning: str) -> bool:
@@ -451,7 +392,7 @@ class Programs:
     @property
     def compilations(self) -> list[Compilation]:
         """What was compiled, program by program, that before `freeze` and `unfreeze` first."""
-        now = [record for program in self._compiled.values() for record in program.compilations]
+        now = [record for program in self.compiled.values() for record in program.compilations]
         return [*self._earlier, *now]
 
 
@@ -882,10 +823,10 @@ class States:
 
 
 class Engine:
-    """A training state on the devices, and the programs that advance it."""
+    """A training state on the devices, and the programs that advance it in an order of updates."""
 
-    def __init__(self, programs: Programs, state: State) -> None:
-        self.programs = programs
+    def __init__(self, programs: Programs, state: State, update_order: tuple[str, ...]) -> None:
+        self.programs, self.update_order = programs, update_order
         self.leaves: Leaves = jax.tree.leaves(state)
         self._launching = threading.Lock()
 
@@ -903,11 +844,61 @@ class Engine:
         """Whether the state went into a launch that failed."""
         return any(leaf.is_deleted() for leaf in self.leaves)
 
-    def run(self, batch: DeviceBatch, update_order: tuple[str, ...]) -> Launched:
+    def run(self, batch: DeviceBatch) -> Launched:
         """Update the state by placed batches; returns as soon as the launch is enqueued."""
         with self._launching:
-            self.leaves, launched = self.programs.launch(self.leaves, batch, update_order)
+            self.leaves, launched = self.programs.launch(self.leaves, batch, self.update_order)
         return launched
+
+    def compile_ahead(self, batch: DeviceBatch, num_examples: int | None = None) -> None:
+        """Compile the train program for a batch in a thread, so that its launch need not wait.
+
+        Or for one alike of another number of examples.
+        """
+        programs, rows, feed = self.programs, batch.rows, batch.feed
+        program = programs.compiled.get((self.update_order, batch.num_steps))
+        if num_examples is not None:
+            rows = programs.feeders["train"].choose_rows((num_examples,))
+        if program is None or rows in program.sizes:
+            return
+        if num_examples is not None:
+            feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
+        described = jax.tree.map(_describe, (*programs.states.divide(self.leaves), feed))
+        program.compile_ahead(rows, *described)
+
+    def run_eagerly(
+        self, batch: DeviceBatch, watch: Callable[[], contextlib.AbstractContextManager[object]]
+    ) -> None:
+        """Run one launch operation by operation, each compiled by itself and slow.
+
+        An exception of `jax.debug_nans`, which `watch` turns on, then shows the operation's lines,
+        or those of what a gradient is of; both get lost on the way out of `jax.jit`.
+        """
+        chosen = self.programs.choose_updates(self.update_order)
+        updates = [dataclasses.replace(update, watch=watch) for update in chosen]
+        step = self.programs.train_function(updates, batch.num_steps)
+        step(*self.programs.states.divide(self.leaves), batch.feed, batch.rows)
+
+    def measure(self, batch: DeviceBatch) -> tuple[_metrics.StepValues, float]:
+        """Return what the launch of a batch will do to parameters, and the seconds that this took.
+
+        Takes nothing of the state. Waits for the steps before it, and for the sizes. So its own
+        time is known, and no part of training's; and of several CPU devices, on which two programs
+        at a time may deadlock, none runs another.
+        """
+        programs, num_steps = self.programs, batch.num_steps
+        program = programs.keep(
+            ("measuring", self.update_order, num_steps),
+            lambda: programs.train_program(self.update_order, num_steps, measures=True),
+        )
+        jax.block_until_ready(self.leaves)
+        start, compiled = time.perf_counter(), programs.compile_time.secs
+        sizes = program(*programs.states.divide(self.leaves), batch.feed, batch.rows)
+        jax.block_until_ready(sizes)
+        secs = time.perf_counter() - start - (programs.compile_time.secs - compiled)
+        paths = {name: sorted(programs.network.updates[name].trained) for name in sizes}
+        show, is_single = functools.partial(describe_updates, paths), len(programs.structures) == 1
+        return _metrics.StepValues(sizes, num_steps, is_single, show), max(secs, 0.0)
 
     @contextlib.contextmanager
     def between_launches(self) -> Iterator[State]:
@@ -936,7 +927,7 @@ class Engine:
         """Return an engine of its own with a copy of the state, or of other arrays as one."""
         states = self.programs.states
         copied = copy_to(list(leaves or self.leaves), self.programs.mesh, states.leaf_specs)
-        return Engine(self.programs, self.programs.states.unpack(copied))
+        return Engine(self.programs, states.unpack(copied), self.update_order)
 
     def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
         """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""

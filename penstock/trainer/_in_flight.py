@@ -69,12 +69,10 @@ class InFlight:
     read, so that a loss gone bad is noticed soon and without a synchronisation.
     """
 
-    def __init__(
-        self, engine: Engine, status: Status, saver: Saver, action: OnNonFinite, num_updates: int
-    ) -> None:
+    def __init__(self, engine: Engine, status: Status, saver: Saver, action: OnNonFinite) -> None:
         self._engine, self._programs = engine, engine.programs
         self._status, self._saver = status, saver
-        self._action, self._num_updates = action, num_updates
+        self._action, self._num_updates = action, len(engine.update_order)
         mesh = engine.programs.mesh
         self._limit = max_in_flight(mesh)
         # Where every launch is waited for, each has a flag.

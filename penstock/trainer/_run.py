@@ -40,7 +40,6 @@ class Run:
     processes: Processes
     reader: _reader_items.ReaderLike
     fields: _reader_items.Fields
-    update_order: tuple[str, ...]
     steps_per_call: int
     emit: events.Handler
     on_non_finite: _in_flight.OnNonFinite
@@ -52,7 +51,7 @@ class Run:
         self.saver, self.interrupts = processes.saver, processes.interrupts
         self._unread: tuple[_metrics.StepValues, int] | None = None
         self.in_flight = _in_flight.InFlight(
-            self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
+            self.engine, self.status, self.saver, self.on_non_finite
         )
         status = self.status  # not of `self`, which holds the engine
         self.data_wait = DataWait(
@@ -186,7 +185,7 @@ class Run:
                 # The size of the last batch, where it is known, now that there is a program.
                 if step == first_step and num_steps == self.group.count == 1:
                     last = getattr(self.reader, "last_batch_size", None)
-                    programs.compile_ahead(self.engine.leaves, batch, self.update_order, last)
+                    self.engine.compile_ahead(batch, last)
         self._end_epoch(epoch)
 
     def _measure(
@@ -195,7 +194,7 @@ class Run:
         """Return what the launch of a batch will do, where a handler wants to know it of a step."""
         if (first_step + batch.num_steps) % self.updates_every >= batch.num_steps:
             return None, 0.0
-        return self.engine.programs.measure(self.engine.leaves, batch, self.update_order)
+        return self.engine.measure(batch)
 
     def _launch(
         self, batch: DeviceBatch, structures: Mapping[str, _metrics.Structure]
@@ -209,7 +208,7 @@ class Run:
         # The launch takes the old state: no interrupt until the new one is stored.
         interrupts.is_held = True
         try:
-            values, flag, rates, _ = self.engine.run(batch, self.update_order)
+            values, flag, rates, _ = self.engine.run(batch)
             status.global_step += num_steps
             status.step += num_steps
             status.num_examples += batch.rows.num_examples * num_steps
@@ -283,15 +282,16 @@ class Run:
 
         What they need is compiled while the steps before them run.
         """
-        programs, order = self.engine.programs, self.update_order
-        pass_, is_tracked = self._open_reader(), self.saver.is_tracking
+        programs, is_tracked = self.engine.programs, self.saver.is_tracking
         steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
-        for launch in share_batches(programs, "train", pass_, self.on_unequal, **steps):
+        for launch in share_batches(
+            programs, "train", self._open_reader(), self.on_unequal, **steps
+        ):
             batch = programs.place("train", launch.feeds, launch.shares)
             if is_tracked:
                 batch = batch._replace(reader_state=launch.state)
             # A size that no batch before had, when it is first placed, some steps before its own.
-            programs.compile_ahead(self.engine.leaves, batch, order)
+            self.engine.compile_ahead(batch)
             yield batch
 
     def _open_reader(self) -> _reader_items.Pass:

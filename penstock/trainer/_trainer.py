@@ -191,12 +191,12 @@ class Trainer(FixedAttributes):
         self.about: Mapping[str, Any] = {}
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
-        self._update_order = choose_update_order(self.builder.objectives, schedule)
+        order = choose_update_order(self.builder.objectives, schedule)
         frozen = self.builder.programs.options.freeze
         self._status = Status(freeze=frozen)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
         state = self.builder.init(seed)
-        self._engine = Engine(self.builder.programs, state)
+        self._engine = Engine(self.builder.programs, state, order)
         self._saver: Saver = NoSaver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
@@ -253,7 +253,7 @@ class Trainer(FixedAttributes):
         if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
         programs = self.builder.programs
-        programs.choose_updates(self._update_order)
+        programs.choose_updates(self._engine.update_order)
         self._status.feed_order = fields.order
         with (
             self._status.running(),
@@ -266,7 +266,6 @@ class Trainer(FixedAttributes):
                 processes=self._processes,
                 reader=reader,
                 fields=fields,
-                update_order=self._update_order,
                 steps_per_call=self.steps_per_call,
                 emit=emit,
                 on_non_finite=self._on_non_finite,
@@ -633,7 +632,8 @@ class Trainer(FixedAttributes):
         before = step if step is not None else bad[0] if bad else None
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
-            replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
+            order, state = self._engine.update_order, programs.states.init(self.seed)
+            replay_step(Engine(programs, state, order), contents, reader, fields, step)
 
     def save_inference_model(
         self,
@@ -776,7 +776,7 @@ class Trainer(FixedAttributes):
         options, config = self.builder.programs.options, self._config
         return {
             "objectives": list(self.builder.objectives),
-            "schedule": list(self._update_order),
+            "schedule": list(self._engine.update_order),
             "steps_per_call": self.steps_per_call,
             "on_non_finite": self._on_non_finite,
             "precision": str(options.precision),

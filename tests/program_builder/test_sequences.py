@@ -71,12 +71,12 @@ def train(builder, batches, is_launched=False):
     Arguments:
       is_launched: whether batches of one size that follow each other are one launch.
     """
-    engine, order = Engine(builder.programs, builder.init()), tuple(builder.objectives)
+    engine = Engine(builder.programs, builder.init(), tuple(builder.objectives))
     metrics = []
     size_of = lambda batch: len(batch["tags"]) if is_launched else id(batch)  # noqa: E731
     for _, batch in itertools.groupby(batches, size_of):
         placed = builder.programs.place("train", batch := [*batch])
-        launched = engine.run(placed, order)
+        launched = engine.run(placed)
         structures = builder.programs.structures
         show = functools.partial(arrange, structures, placed.size)
         values = StepValues(launched.values, len(batch), len(structures) == 1, show)
