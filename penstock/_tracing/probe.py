@@ -421,14 +421,18 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
 
 def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -> Probe:
     """Run a program function without values, with two batch sizes: what differs is the batch."""
-    trace, mesh = functools.partial(_trace, function, mode, options), options.mesh
+    mesh, (first, second) = options.mesh, PROBE_BATCH_SIZES
+
+    def trace(size: int, *operands: Any) -> tuple[Evaluated, ClosedJaxpr]:
+        try:
+            return _trace(function, mode, options, size, *operands)
+        except Exception as error:
+            if size == first:
+                _name_batch(error, lambda: trace(second, *operands))
+            raise
+
     trace_once = functools.cache(trace)
-    first, second = PROBE_BATCH_SIZES
-    try:
-        result, _ = trace_once(first)
-    except Exception as error:
-        _name_batch(error, lambda: trace_once(second))
-        raise
+    result, _ = trace_once(first)
     frame, owner = result.frame, name_program(function, mode)
     structure = _find_rows(result, lambda: trace_once(second)[0], owner)
     table = _make_table(frame.specs, result.module_updates)
@@ -436,12 +440,7 @@ def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -
     def trace_variables(size: int) -> ClosedJaxpr:
         sizes = (size, PROBE_COUNT, PROBE_LENGTH)
         feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
-        try:
-            return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
-        except Exception as error:
-            if size == first:
-                _name_batch(error, lambda: trace_variables(second))
-            raise
+        return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
 
     def list_traces(size: int) -> list[Any]:
         # flax's modules make variables in a probe, and may do else where they have them.

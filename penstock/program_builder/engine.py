@@ -270,12 +270,8 @@ class Programs:
         """
         batch = self._infer_feeder.prepare([feed], shares)
         program = self.keep("infer", self.infer_program)
-        bucket = self._choose_padded_rows(batch.rows, num_rows)
         # Compiled for few sizes where each row is made of its own example.
-        if bucket is not None and bucket.size not in self._is_by_rows:
-            self._is_by_rows[bucket.size] = self._try_padding(program, variables, batch, bucket)
-        if bucket is not None and not self._is_by_rows[bucket.size]:
-            bucket = None
+        bucket = self._choose_bucket(variables, batch, num_rows)
         placed = self._infer_feeder.put(batch, bucket)
         return Answer(batch, placed.rows, program(variables, placed.feed, placed.rows))
 
@@ -319,14 +315,27 @@ class Programs:
         """Return whether each of up to three examples has its own rows of answers. Collective."""
         batch = self._infer_feeder.prepare([feed])
         size = max(4, _mesh.count_parts(self.mesh) * 2)
-        bucket = self._choose_padded_rows(batch.rows, size)
-        program = self.keep("infer", self.infer_program)
-        return bucket is not None and self._try_padding(program, variables, batch, bucket)
+        return self._choose_bucket(variables, batch, size) is not None
 
-    def _try_padding(
-        self, program: Program, variables: Variables, batch: HostBatch, bucket: Rows
-    ) -> bool:
+    def _choose_bucket(
+        self, variables: Variables, batch: HostBatch, num_rows: int | None
+    ) -> Rows | None:
+        """Return the power of two that a feed is padded to; None where examples must be alone."""
+        parts, rows, probe = _mesh.count_parts(self.mesh), batch.rows, self.infer_probe
+        size = parts << (rows.size // parts - 1).bit_length()
+        if num_rows is not None:
+            size = max(rows.size, num_rows)
+        is_cut = all(item.rows for item in probe.structure.items) and not probe.has_size
+        if rows.num_examples == size or not is_cut:
+            return None
+        bucket = Rows(size, size, ((0, size),))
+        if size not in self._is_by_rows:
+            self._is_by_rows[size] = self._try_padding(variables, batch, bucket)
+        return bucket if self._is_by_rows[size] else None
+
+    def _try_padding(self, variables: Variables, batch: HostBatch, bucket: Rows) -> bool:
         """Return whether the rows of examples are the same beside any padding. Collective."""
+        program = self.keep("infer", self.infer_program)
 
         def run(spoiled: int | None) -> list[np.ndarray]:
             placed = self._infer_feeder.put(batch, bucket, spoiled=spoiled)
@@ -343,18 +352,6 @@ class Programs:
             plain = run(None)
             is_by_rows = all(is_same(run(kind)) for kind in range(NUM_SPOILED))
         return all(self.group.exchange("infer", is_by_rows))
-
-    def _choose_padded_rows(self, rows: Rows, num_rows: int | None) -> Rows | None:
-        """Return the power of two that a feed is padded to; None where examples must be alone."""
-        parts = _mesh.count_parts(self.mesh)
-        size = parts << (rows.size // parts - 1).bit_length()
-        if num_rows is not None:
-            size = max(rows.size, num_rows)
-        probe = self.infer_probe
-        is_cut = all(item.rows for item in probe.structure.items) and not probe.has_size
-        if rows.num_examples == size or not is_cut:
-            return None
-        return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None
 
     def infer_program(self) -> Program:
         """Return the infer program, not compiled yet."""

@@ -416,8 +416,8 @@ def run_test(
     reader: _reader_items.ReaderLike,
     fields: _reader_items.Fields,
     interrupts: Interrupts,
-    on_unequal: OnUnequal = "pad",
-    confidence: float | None = None,
+    on_unequal: OnUnequal,
+    confidence: float | None,
 ) -> Any:
     """Return the means over every example of `reader`; an interrupt is raised at once."""
     sums = {name: programs.make_zeros(probe) for name, probe in programs.network.test.items()}
