@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -339,10 +339,6 @@ def compute_values_of(
             count = next(word_counts) if item.counts_words else num_examples
             values.append(to_plain(totals[0] / count))
     return values
-
-
-def list_kept(values: Iterable[object]) -> list[RowMetric]:
-    return [value for value in values if isinstance(value, RowMetric)]
 
 
 def join_rows(metrics: Sequence[RowMetric], numpy: Any) -> RowMetric:

@@ -315,7 +315,7 @@ class Feeder:
         self._specs, self._declared = specs, declared
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
         self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
-        self._num_local = _mesh.count_local_parts(mesh)
+        self._num_local = _mesh.count_parts(mesh.local_mesh)
         self._rows: dict[tuple[int, ...], Rows] = {}
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
         self._exchange = exchange

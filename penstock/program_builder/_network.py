@@ -118,7 +118,6 @@ class Network:
     def with_freeze(self, patterns: Sequence[str]) -> Network:
         """Return the network with other frozen parameters; itself where they are the same."""
         options = dataclasses.replace(self.options, freeze=tuple(patterns))
-        check_patterns("freeze", options.freeze, self.table)
         paths = [path for _, path in self.table]
         if [*map(options.is_frozen, paths)] == [*map(self.options.is_frozen, paths)]:
             return self

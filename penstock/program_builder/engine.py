@@ -169,7 +169,7 @@ class Programs:
             donated=() if measures else (0,),
             has_gradients=True,
             refuse=None if measures else self._refuse,
-            saves_memory=num_steps > 1 and _step.is_unrolled(updates),
+            saves_memory=num_steps > 1 and any(update.is_unrolled for update in updates),
         )
 
     def train_function(

@@ -436,7 +436,7 @@ def run_test(
                 # Added up on the device: nothing is fetched before the end.
                 sums[name], values = programs.test(state, sums[name], placed, name)
                 _look_at_means(programs, state, placed, name, values)
-                kept[name].append(_metrics.list_kept(values))
+                kept[name].append([value for value in values if isinstance(value, RowMetric)])
                 running.append((sums[name].scalars, kept[name][-1]))
                 # The host would otherwise fill the device's memory with batches, and with rows.
                 if len(running) > limit:
