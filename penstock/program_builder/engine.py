@@ -749,22 +749,17 @@ class States:
         return not {WHOLE}.issuperset(self.leaf_specs)
 
     @functools.cached_property
-    def copy_out(self) -> Callable[[Leaves], Leaves]:
-        """The program of a snapshot; of all devices where the state is split over them."""
-        return self._compile_copy(copy_arrays)
+    def copies(self) -> tuple[Callable[[Leaves], Leaves], Callable[[Leaves, Leaves], Leaves]]:
+        """The programs of a snapshot: in memory of its own, and in that of one before it.
 
-    @functools.cached_property
-    def copy_over(self) -> Callable[[Leaves, Leaves], Leaves]:
-        """The program of a snapshot in the memory of one before it."""
-        return self._compile_copy(lambda _, own: copy_arrays(own), donated=(0,))
-
-    def _compile_copy(
-        self, function: Callable[..., Leaves], donated: tuple[int, ...] = ()
-    ) -> Callable[..., Leaves]:
-        if self.is_split:
-            return compile_function(function, self.mesh, self.leaf_specs, donated=donated)
-        local_mesh = _mesh.make_mesh(self.mesh.local_devices[:1])
-        return compile_function(function, local_mesh, donated=donated)
+        They run on all devices where the state is split over them.
+        """
+        mesh, specs = self.mesh, self.leaf_specs
+        if not self.is_split:
+            mesh, specs = _mesh.make_mesh(mesh.local_devices[:1]), WHOLE
+        over = lambda _, own: copy_arrays(own)  # noqa: E731
+        copy = functools.partial(compile_function, mesh=mesh, out_specs=specs)
+        return copy(copy_arrays), copy(over, donated=(0,))
 
     @property
     def variable_specs(self) -> Any:
@@ -958,10 +953,9 @@ class Engine:
         states, own = self.programs.states, self.leaves
         if not states.is_split:
             own = [leaf.addressable_data(0) for leaf in own]
-        if spare and self.reuses_snapshots:
-            copied = states.copy_over(list(spare), own)
-        else:
-            copied = states.copy_out(own)
+        copy, copy_over = states.copies
+        is_reused = spare and self.reuses_snapshots
+        copied = copy_over(list(spare), own) if is_reused else copy(own)
         if self.programs.mesh.size > 1 and self.reuses_snapshots:
             jax.block_until_ready(copied)
         return copied
