@@ -135,17 +135,6 @@ class Rule:
         _, are_read = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
         return any(are_read)
 
-    def follow(self, state: optax.OptState, before: Params, after: Params) -> optax.OptState:
-        """Return the state for parameters that something else than an update replaced.
-
-        What it holds of their values begins again at the new ones; momentum, for one, is kept.
-        """
-
-        def choose(kept: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-            return jnp.where(jnp.any(old != new), new, kept)
-
-        return jax.tree.map(choose, state, self.init(before), self.init(after))
-
 
 def _mask_offer(offer: Callable[..., Any], trained: Params, name: str) -> object:
     """Return what is offered so that a masked optimizer may ask for it, or have it.

@@ -657,20 +657,14 @@ class States:
         return state._replace(opt_state=jax.tree.unflatten(tree, leaves))
 
     @functools.cached_property
-    def _follow(
-        self,
-    ) -> Callable[[dict[str, optax.OptState], Params, Params], dict[str, optax.OptState]]:
-        def follow(
-            opt_state: dict[str, optax.OptState], before: Params, after: Params
-        ) -> dict[str, optax.OptState]:
-            return {
-                name: update.rule.follow(
-                    opt_state[name],
-                    split(before, update.trained)[0],
-                    split(after, update.trained)[0],
-                )
-                for name, update in self.network.updates.items()
-            }
+    def _follow(self) -> Callable[..., dict[str, optax.OptState]]:
+        """What optimizers' states hold of values begins again; momentum, for one, is kept."""
+
+        def choose(kept: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+            return jnp.where(jnp.any(old != new), new, kept)
+
+        def follow(opt_state: Any, before: Params, after: Params) -> dict[str, optax.OptState]:
+            return jax.tree.map(choose, opt_state, *map(self._initial_opt_state, (before, after)))
 
         return compile_function(follow, self.mesh, self.specs.opt_state)
 
@@ -920,20 +914,6 @@ class Engine:
         states = self.programs.states
         copied = copy_to(list(leaves or self.leaves), self.programs.mesh, states.leaf_specs)
         return Engine(self.programs, states.unpack(copied), self.update_order)
-
-    def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
-        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""
-        own = self.programs.states
-        named = states or own
-        leaves = [arrays[name] for name in named.leaf_names]
-        leaves = copy_to(leaves, self.programs.mesh, named.leaf_specs)
-        state = named.unpack(leaves)
-        self.state = state if named is own else own.take_over(state)
-
-    def replace(self, leaves: Mapping[int, np.ndarray]) -> None:
-        """Take other values of some arrays that each device holds whole, by their numbers."""
-        for number, leaf in copy_to(dict(leaves), self.programs.mesh).items():
-            self.leaves[number] = leaf
 
     @property
     def reuses_snapshots(self) -> bool:

@@ -25,7 +25,7 @@ from penstock._program import sequences
 from penstock._program.inputs import Feed, FeedSpec
 from penstock._version import __version__
 from penstock.distributed.group import Group
-from penstock.program_builder.engine import Engine, Programs, digest
+from penstock.program_builder.engine import Engine, Programs, copy_to, digest
 from penstock.trainer._saver import Saver, Status
 
 
@@ -202,7 +202,8 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
 
     leaves = jax.device_get([engine.leaves[number].addressable_data(0) for number in numbers])
     values = multihost_utils.broadcast_one_to_all(leaves)
-    engine.replace(dict(zip(numbers, values, strict=True)))
+    for number, leaf in zip(numbers, copy_to(values, engine.programs.mesh), strict=True):
+        engine.leaves[number] = leaf
 
 
 def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int]]]) -> None:

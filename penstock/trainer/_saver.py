@@ -31,7 +31,7 @@ from penstock._version import list_versions
 from penstock.distributed.group import Group
 from penstock.events import FeedOrder
 from penstock.metrics import RowMetric
-from penstock.program_builder.engine import Engine, Programs, States
+from penstock.program_builder.engine import Engine, Programs, States, copy_to
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -211,7 +211,8 @@ def pick_state(group: Group, states: list[object] | None) -> object:
 
 def restore(engine: Engine, contents: _checkpoint.Contents, where: str) -> None:
     """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains."""
-    states, leaves = find_states(engine, contents), dict(contents.leaves)
+    states, own = find_states(engine, contents), engine.programs.states
+    leaves = dict(contents.leaves)
     for objective, structure in engine.programs.structures.items():
         name = f"metrics.{objective}.scalars"
         if name in leaves:
@@ -220,7 +221,10 @@ def restore(engine: Engine, contents: _checkpoint.Contents, where: str) -> None:
     abstract = jax.tree.leaves(states.abstract_state)
     # Before anything is put on devices: a refusal leaves the engine as it was.
     _checkpoint.check_fits(contents, states.leaf_names, abstract, where)
-    engine.restore(contents.leaves, states)
+    # Into buffers that may be donated.
+    arrays = copy_to([leaves[name] for name in states.leaf_names], own.mesh, states.leaf_specs)
+    state = states.unpack(arrays)
+    engine.state = state if states is own else own.take_over(state)
 
 
 def find_states(engine: Engine, contents: _checkpoint.Contents) -> States:
