@@ -220,11 +220,6 @@ def count_parts(mesh: Mesh) -> int:
     return mesh.shape[AXIS]
 
 
-def count_local_parts(mesh: Mesh) -> int:
-    """Return how many parts of a batch the devices of this process hold."""
-    return mesh.local_mesh.shape[AXIS]
-
-
 def owners(mesh: Mesh) -> list[int]:
     """Return the process that each part of a batch comes from."""
     place = mesh.axis_names.index(AXIS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -133,28 +133,23 @@ def flatten_returned(
     return Structure(items=tuple(items), build=build), values
 
 
-def find_monitored(metrics: Any, monitor: str, structures: Mapping[str, Structure]) -> float | None:
-    """Return the metric that a name stands for: `"loss"`, a key, a number, or `objective/name`."""
-    name, structure = monitor, next(iter(structures.values()))
+def find_monitored(
+    means: Mapping[str, Sequence[Any]], monitor: str, structures: Mapping[str, Structure]
+) -> float | None:
+    """Return the mean that a name stands for: `"loss"`, a key, a number, or `objective/name`."""
+    objective, name = next(iter(structures)), monitor
     if len(structures) > 1:
         objective, _, name = monitor.partition("/")
         if objective not in structures:
             raise UnknownNameError(
                 f"monitor got {monitor!r}, expected 'objective/metric' of {listed(structures)}."
             )
-        metrics, structure = metrics.get(objective), structures[objective]
-    if metrics is None:
+    if objective not in means:
         return None
-    # Along the structure: a metric may compute a dict.
-    leaves: list[Any] = []
-    numbers = structure.build(range(len(structure.items)))
-    map_leaves(lambda _, value: leaves.append(value), numbers, metrics)
-    values: dict[str, Any] = {
-        str(item.key): value
-        for item, value in zip(structure.items, leaves, strict=True)
-        if item.key is not None
-    }
-    values.setdefault("loss", leaves[structure.loss_index])
+    structure = structures[objective]
+    named = zip(structure.items, means[objective], strict=True)
+    values = {str(item.key): value for item, value in named if item.key is not None}
+    values.setdefault("loss", means[objective][structure.loss_index])
     if name not in values:
         raise UnknownNameError(
             f"monitor got {monitor!r}, expected one of {listed(values)}, or a function."
@@ -209,12 +204,12 @@ class Returned(NamedTuple):
     word_counts: list[jax.Array]
 
 
-class Accumulator(NamedTuple):
-    """Sums over examples since the last reset, on the device.
+class Sums(NamedTuple):
+    """Sums over examples: `scalars` `[S + W + 1]` of numbers without axes, `arrays` of the others.
 
-    `scalars` `[2, S + W + 1]` holds the pairs of the sums without axes, of the words that each of
-    the means over words counts, and, last, of the examples; `arrays` holds `[2, ...]` for each of
-    the others, without the batch axis. A sum that met a nan or an infinity is never finite again.
+    After the sums of the numbers come the words that each of the means over words counts and, last,
+    the examples. Since the last reset they are kept on the device as pairs, with an axis of 2 in
+    front. A sum that met a nan or an infinity is never finite again.
     """
 
     scalars: jax.Array
@@ -227,18 +222,11 @@ class Accumulator(NamedTuple):
         return self.scalars[0, sum([item.num_scalars for item in before])]
 
 
-class Sums(NamedTuple):
-    """What is added to an `Accumulator`: its scalars `[S + W + 1]`, and its arrays."""
-
-    scalars: jax.Array
-    arrays: tuple[jax.Array, ...]
-
-
-def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Accumulator:
+def zeros(structure: Structure, make: Callable[..., Any] = jnp.zeros) -> Sums:
     items = structure.items
     num_scalars = 1 + sum([item.num_scalars + item.counts_words for item in items])
     shapes = [(item.rows, x.shape) for item in items for x in list_sums(item.shape) if x.shape]
-    return Accumulator(
+    return Sums(
         scalars=make((2, num_scalars), np.float32),
         arrays=tuple([make((2, *(s[1:] if rows else s)), np.float32) for rows, s in shapes]),
     )
@@ -269,11 +257,8 @@ def sum_up(returned: Returned, structure: Structure, num_examples: int) -> Sums:
     return Sums(jnp.stack([*scalars, *returned.word_counts, examples]), tuple(arrays))
 
 
-def add(accumulator: Accumulator, sums: Sums) -> Accumulator:
-    return Accumulator(
-        scalars=_add_pair(accumulator.scalars, sums.scalars),
-        arrays=tuple(map(_add_pair, accumulator.arrays, sums.arrays)),
-    )
+def add(pairs: Sums, sums: Sums) -> Sums:
+    return jax.tree.map(_add_pair, pairs, sums)
 
 
 def add_counts(scalars: np.ndarray, structure: Structure) -> np.ndarray:
@@ -306,7 +291,7 @@ class NoExamplesError(ValueError):
 
 
 def compute_values(
-    accumulator: Accumulator,
+    accumulator: Sums,
     structure: Structure,
     rows: Sequence[RowMetric] = (),
 ) -> list[Any]:
@@ -321,7 +306,7 @@ def compute_values(
     return compute_values_of(sums, structure, rows)
 
 
-def add_halves(accumulator: Accumulator, axis: int = 0) -> Sums:
+def add_halves(accumulator: Sums, axis: int = 0) -> Sums:
     """Return sums in float64 on the host: both halves of each pair, which are along the axis."""
     halves = jax.tree.map(lambda x: np.asarray(x, np.float64).sum(axis=axis), accumulator)
     return Sums(*halves)
@@ -356,17 +341,15 @@ def compute_values_of(
     return values
 
 
-def list_kept(values: Iterable[object]) -> list[RowMetric]:
-    return [value for value in values if isinstance(value, RowMetric)]
-
-
 def join_rows(metrics: Sequence[RowMetric], numpy: Any) -> RowMetric:
     return jax.tree.map(lambda *rows: numpy.concatenate(rows), *metrics)
 
 
-def arrange(values: Sequence[Any], structure: Structure, num_examples: int) -> Any:
-    """Return values on the host as the program arranges them, metrics computed, padding cut off."""
-    shown = []
+def arrange(
+    structures: Mapping[str, Structure], num_examples: int, name: str, values: Sequence[Any]
+) -> Any:
+    """Return values on the host as a program arranges them, metrics computed, padding cut off."""
+    structure, shown = structures[name], []
     for value, item in zip(values, structure.items, strict=True):
         if isinstance(value, Metric):
             shown.append(to_plain(value.compute()))
@@ -403,49 +386,28 @@ def to_plain(value: object) -> Any:
     return value.item() if value.ndim == 0 else np.array(value)
 
 
-class LaunchValues:
-    """The values of the steps of one launch; the first reading fetches them all, once."""
+class StepValues:
+    """What the steps of a launch gave, by objective; the first reading fetches it all, once."""
 
     def __init__(
         self,
-        values: Mapping[str, Sequence[Value]],
-        structures: Mapping[str, Structure],
-        counts: Sequence[int],
-        rates: Mapping[str, jax.Array],
+        values: Mapping[str, Any],
+        num_steps: int,
+        is_single: bool,
+        show: Callable[[str, Any], Any],
     ) -> None:
-        self._values: Any = values
-        self._rates = rates
-        self._structures = structures
-        self._counts = counts
-        self._host: Any = None
+        self.values, self._show, self._is_single = values, show, is_single
         # Plain attributes: each is looked at in every step.
-        self.num_steps, self.has_rates, self.is_read = len(counts), bool(rates), False
+        self.num_steps, self.is_read = num_steps, False
 
     def at(self, number: int) -> Any:
-        """Return the metrics of step `number` of the launch; waits for the device."""
-        if self._host is None:
-            self._host, self.is_read = fetch(self._values), True
-            self._values = None  # lets go of the device's buffers
-        metrics = {}
-        for name, values in self._host.items():
-            if len(self._counts) > 1:
+        """Return what is shown of step `number` of the launch; waits for the device."""
+        if not self.is_read:
+            # Lets go of the device's buffers.
+            self.values, self.is_read = fetch(self.values), True
+        shown = {}
+        for name, values in self.values.items():
+            if self.num_steps > 1:
                 values = jax.tree.map(operator.itemgetter(number), values)
-            metrics[name] = arrange(values, self._structures[name], self._counts[number])
-        return metrics if len(self._structures) > 1 else metrics.popitem()[1]
-
-    def rate_at(self, number: int) -> float | dict[str, float]:
-        """Return the learning rate of step `number`; waits for the device."""
-        many = len(self._counts) > 1
-        rates = {
-            name: float(rate[number] if many else rate)
-            for name, rate in jax.device_get(dict(self._rates)).items()
-        }
-        return next(iter(rates.values())) if len(self._structures) == 1 else rates
-
-    def losses(self, number: int) -> dict[str, float]:
-        """Return each objective's loss at step `number`, from values that are read already."""
-        losses = {}
-        for name, values in self._host.items():
-            loss = values[self._structures[name].loss_index]
-            losses[name] = float(loss[number] if len(self._counts) > 1 else loss)
-        return losses
+            shown[name] = self._show(name, values)
+        return shown.popitem()[1] if self._is_single else shown

@@ -102,12 +102,13 @@ class Rows(NamedTuple):
 class DeviceBatch(NamedTuple):
     """A batch ready for a program, or several for one launch, then with a step axis in front.
 
-    `counts` are the examples of each step that this process has brought.
+    `size` is how many examples this process has brought to each step.
     """
 
     feed: Mapping[str, Placed]
     rows: Rows
-    counts: tuple[int, ...]
+    size: int
+    num_steps: int = 1
     reader_state: object = None
 
 
@@ -311,7 +312,7 @@ class Feeder:
         self._specs, self._declared = specs, declared
         self._shardings = _mesh.batch_sharding(mesh), _mesh.batch_sharding(mesh, 1)
         self._owners = [0] * _mesh.count_parts(mesh) if exchange is None else _mesh.owners(mesh)
-        self._num_local = _mesh.count_local_parts(mesh)
+        self._num_local = _mesh.count_parts(mesh.local_mesh)
         self._rows: dict[tuple[int, ...], Rows] = {}
         self.has_sequences = any(map(operator.attrgetter("lod_level"), specs.values()))
         self._exchange = exchange
@@ -366,7 +367,7 @@ class Feeder:
             feed = jax.tree.map(lambda *arrays: _stack(list(arrays)), *padded)
         if not (self.is_single_cpu or self._rides_along(feed)):
             feed = _mesh.put(feed, self._shardings[steps > 1])
-        return DeviceBatch(feed, rows, (batch.size,) * steps)
+        return DeviceBatch(feed, rows, batch.size, steps)
 
     def _count_ready(self, batches: Sequence[Feed]) -> int | None:
         """Return the size of batches that need nothing done, a tenth of the time of a check."""

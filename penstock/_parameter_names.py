@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from flax import traverse_util
 
@@ -48,6 +48,20 @@ def flatten(tree: Nested[T]) -> dict[Path, T]:
 def nest(entries: Mapping[Path, T]) -> Nested[T]:
     """Return a flat dict keyed by path as a nested one."""
     return traverse_util.unflatten_dict(dict(entries))
+
+
+def flatten_variables(variables: Mapping[str, Nested[object]]) -> dict[Key, Any]:
+    """Return variables as a flat dict by collection and path."""
+    return {(c, tuple(path)): value for (c, *path), value in flatten(variables).items()}
+
+
+def nest_variables(entries: Mapping[Key, T]) -> dict[str, Nested[T]]:
+    """Return what `flatten_variables` was given."""
+    nested: Any = nest(
+        {(collection, *path): value for (collection, path), value in entries.items()}
+    )
+    # Both are there in any case: a network without batch norm has empty statistics.
+    return {"params": {}, "batch_stats": {}, **nested}
 
 
 def split(tree: Nested[T], ours: frozenset[Path]) -> tuple[Nested[T], dict[Path, T]]:

@@ -76,40 +76,12 @@ class Statistics(NamedTuple):
     counts: jax.Array
 
 
-class MeasuredSteps:
-    """The sizes of the steps of a launch; the first reading fetches them all, once."""
-
-    def __init__(
-        self,
-        sizes: Mapping[str, Statistics],
-        paths: Mapping[str, Sequence[Path]],
-        *,
-        is_single: bool,
-        has_many_steps: bool,
-        secs: float,
-    ) -> None:
-        self.secs = secs
-        self._sizes: Any = sizes
-        self._paths, self._is_single, self._has_many = paths, is_single, has_many_steps
-        self._is_fetched = False
-
-    def at(self, number: int) -> Updates:
-        """Return what step `number` of the launch did; waits for the device."""
-        if not self._is_fetched:
-            self._sizes, self._is_fetched = jax.device_get(self._sizes), True
-        updates = {
-            name: _arrange(
-                jax.tree.map(lambda x: x[number], sizes) if self._has_many else sizes,
-                self._paths[name],
-            )
-            for name, sizes in self._sizes.items()
-        }
-        return next(iter(updates.values())) if self._is_single else updates
-
-
-def _arrange(sizes: Any, paths: Sequence[Path]) -> dict[str, ParameterUpdate]:
+def describe_updates(
+    paths: Mapping[str, Sequence[Path]], objective: str, sizes: Any
+) -> dict[str, ParameterUpdate]:
+    """Return what a step did to each of an objective's parameters, from sizes on the host."""
     updates: dict[str, ParameterUpdate] = {}
-    for k, path in enumerate(paths):
+    for k, path in enumerate(paths[objective]):
         histograms = [
             Histogram(float(sizes.lows[i, k]), float(sizes.highs[i, k]), sizes.counts[i, k])
             for i in range(2)

@@ -19,11 +19,18 @@ import numpy as np
 import numpy.typing as npt
 from jax.typing import ArrayLike
 
-from penstock import _mesh, _model_file, _parameter_names
+from penstock import _mesh, _model_file
 from penstock._checkpoint import CheckpointConfig, Contents, Store, is_step
 from penstock._errors import CheckpointError, ParameterError, check_known
 from penstock._files import expand_path, replacing, write_tensors
-from penstock._parameter_names import Key, Nested, Selection, spell
+from penstock._parameter_names import (
+    Key,
+    Nested,
+    Selection,
+    flatten_variables,
+    nest_variables,
+    spell,
+)
 from penstock._program.frame import Variables
 
 _LOGGER = logging.getLogger("penstock")
@@ -54,7 +61,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
         self._get, self._put, self._call = get, put, call
 
     def _entries(self) -> dict[str, tuple[Key, jax.Array]]:
-        entries = flatten(self._get())
+        entries = flatten_variables(self._get())
         return {spell(path): ((collection, path), v) for (collection, path), v in entries.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -82,7 +89,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
                 )
             replaced[key] = new.astype(old.dtype)
         if values:
-            self._put(nest(replaced))
+            self._put(nest_variables(replaced))
 
     def __delitem__(self, name: str) -> None:
         raise TypeError(f"parameter {name!r} cannot be removed, its program needs it.")
@@ -103,24 +110,6 @@ def _find(name: str, entries: Mapping[str, T]) -> T:
     return entries[name]
 
 
-def flatten(variables: Mapping[str, Nested[object]]) -> dict[Key, Any]:
-    """Return variables as a flat dict by collection and path."""
-    return {
-        (collection, path): value
-        for collection, tree in variables.items()
-        for path, value in _parameter_names.flatten(tree).items()
-    }
-
-
-def nest(entries: Mapping[Key, T]) -> dict[str, Nested[T]]:
-    """Return what `flatten` was given."""
-    # Both are there in any case: a network without batch norm has empty statistics.
-    trees: dict[str, dict[tuple[str, ...], T]] = {"params": {}, "batch_stats": {}}
-    for (collection, path), value in entries.items():
-        trees[collection][path] = value
-    return {name: _parameter_names.nest(tree) for name, tree in trees.items()}
-
-
 def save(
     path: str | os.PathLike[str],
     variables: Mapping[str, Nested[ArrayLike]],
@@ -131,7 +120,7 @@ def save(
 
     Each file appears whole or not at all; a crash leaves the previous parameters.
     """
-    whole = _mesh.gather(flatten(variables))
+    whole = _mesh.gather(flatten_variables(variables))
     folder = expand_path(path)
     # All have the same ones, and the folder is shared.
     if jax.process_index():
@@ -341,7 +330,7 @@ def load_parameters(
     }
     if partial or skip_mismatched or not selection.is_all:
         _print_report(param_path, report)
-    return nest({**flatten(live), **fitting}), report
+    return nest_variables({**flatten_variables(live), **fitting}), report
 
 
 _MOST_EXCLUDED = 4

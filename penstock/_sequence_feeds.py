@@ -251,14 +251,10 @@ def pad_words(words: Words, batch_size: int, length: int) -> Sequence:
 def find_longest(batches: Iterable[Mapping[str, object]]) -> dict[str, int]:
     """Return the largest length of each sequence over checked batches, by input name."""
     longest: dict[str, int] = {}
-
-    def note(name: str, numbers: np.ndarray) -> None:
-        longest[name] = max(longest.get(name, 0), int(numbers.max(initial=0)))
-
-    for batch in batches:
-        for name, column in batch.items():
-            if isinstance(column, Words):
-                note(name, column.lengths)
-                if column.counts is not None:
-                    note(name + _COUNTS, column.counts)
+    columns = [item for batch in batches for item in batch.items()]
+    for name, words in columns:
+        if isinstance(words, Words):
+            for key, numbers in ((name, words.lengths), (name + _COUNTS, words.counts)):
+                if numbers is not None:
+                    longest[key] = max(longest.get(key, 0), int(numbers.max(initial=0)))
     return longest

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from penstock import _parameters
 from penstock._errors import FixedAttributes
 from penstock._mesh import Place
-from penstock._parameter_names import Nested
+from penstock._parameter_names import Nested, nest_variables
 from penstock._parameters import read_parameters
 from penstock._program.inputs import Feed
 from penstock._reader_items import FeedOrder, ReaderLike
@@ -74,7 +74,7 @@ class Inferencer(FixedAttributes):
         _parameters.check(param_path, entries, table, may_have_extra=ignore_extra, hint=hint)
         # What was not refused above may still have entries that the function does not use.
         fitting = _parameters.select_fitting(entries, table)
-        self._variables = self.builder.programs.states.copy(_parameters.nest(fitting))
+        self._variables = self.builder.programs.states.copy(nest_variables(fitting))
 
     def infer(self, feed: Feed) -> Any:
         """Return what the infer function returns, as NumPy arrays in its structure.

@@ -189,8 +189,8 @@ def test_metric_beside_one_that_computes_a_dict_is_monitored():
 
     returned = {"sides": Sides(jnp.ones(())), "loss": jnp.ones(()), "late": jnp.zeros(())}
     structure, _ = _metrics.flatten_returned(returned, "a program")
-    results = {"sides": {"left": 1.0, "right": -1.0}, "loss": 2.0, "late": 3.0}
-    values = [_metrics.find_monitored(results, name, {"train": structure}) for name in returned]
+    means, structures = {"train": [{"left": 1.0, "right": -1.0}, 2.0, 3.0]}, {"train": structure}
+    values = [_metrics.find_monitored(means, name, structures) for name in returned]
     assert values == [None, 2.0, 3.0]
 
 

@@ -248,7 +248,7 @@ def place(builder, *sizes):
 )
 def test_batch_is_padded_to_a_multiple_of_the_devices(places, size, padded_size):
     placed = place(builder_on(places), size)
-    assert placed.counts == (size,)
+    assert (placed.size, placed.num_steps) == (size, 1)
     assert placed.feed["x"].shape == (padded_size, 4)
     assert placed.rows == (padded_size, size, ((0, size),))
 

@@ -131,8 +131,9 @@ class LossScale(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """The options of a builder; `ProgramBuilder` documents each."""
+    """The mesh and the options of a builder; `ProgramBuilder` documents each."""
 
+    mesh: Mesh
     precision: Precision
     skips_non_finite: bool
     freeze: tuple[str, ...]
@@ -144,14 +145,13 @@ class ProgramOptions:
     def __post_init__(self) -> None:
         if self.state_sharding is not None:
             check_choice("ProgramBuilder got state_sharding=", self.state_sharding, SHARDINGS)
+        object.__setattr__(self, "precision", self.precision.on(self.mesh))
         name = "gradient_accumulation_steps"
         check_int(name, self.num_micro_batches, 1, error=ProgramError)
 
-    def split(
-        self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()
-    ) -> PartitionSpec:
+    def split(self, path: Path, shape: Sequence[int], axes: MeshAxes = ()) -> PartitionSpec:
         """Return over which axes a parameter is split where a layer reads it."""
-        names = set(mesh.axis_names)
+        mesh, names = self.mesh, set(self.mesh.axis_names)
         for pattern, chosen in self.parameter_sharding:
             if not Selection(include=(pattern,)).takes(spell(path)):
                 continue
@@ -181,25 +181,21 @@ class ProgramOptions:
             ]
         )
 
-    def lay_out(
-        self, mesh: Mesh, spec: ParameterSpec, value: jax.Array, *, is_split: bool
-    ) -> jax.Array:
+    def lay_out(self, spec: ParameterSpec, value: jax.Array, *, is_split: bool) -> jax.Array:
         """Return a parameter as it lies while a layer uses it: whole, or split as rules say."""
-        split = self.split(spec.path, spec.shape, mesh, spec.axes) if is_split else WHOLE
+        split = self.split(spec.path, spec.shape, spec.axes) if is_split else WHOLE
         # In the dtype of products, which halves what the devices send each other.
         used = self._narrow(value) if self.state_sharding == "full" else value
-        return lay_out(used, mesh, split).astype(value.dtype)
+        return lay_out(used, self.mesh, split).astype(value.dtype)
 
-    def stack(
-        self, mesh: Mesh, specs: Sequence[ParameterSpec], values: Sequence[jax.Array]
-    ) -> jax.Array:
+    def stack(self, specs: Sequence[ParameterSpec], values: Sequence[jax.Array]) -> jax.Array:
         """Return a parameter of layers alike, stacked, which lies on the mesh as each of them."""
         spec = specs[0]
-        split = self.split(spec.path, spec.shape, mesh, spec.axes)
+        split = self.split(spec.path, spec.shape, spec.axes)
         if self.state_sharding == "full":
-            split = split_further(spec.shape, split, mesh)
+            split = split_further(spec.shape, split, self.mesh)
         stacked = jnp.stack([self._narrow(value) for value in values])
-        return lay_out(stacked, mesh, PartitionSpec(None, *split))
+        return lay_out(stacked, self.mesh, PartitionSpec(None, *split))
 
     def _narrow(self, value: jax.Array) -> jax.Array:
         """Return a weight in the dtype of the products that it is for."""

@@ -23,12 +23,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
-from jax.sharding import Mesh
 
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._mesh import Layout
-from penstock._parameter_names import Key, Path, flatten, nest, spell
+from penstock._parameter_names import (
+    Key,
+    Path,
+    flatten,
+    nest,
+    nest_variables,
+    spell,
+)
 from penstock._program.frame import (
     Frame,
     MicroBatch,
@@ -98,6 +104,11 @@ class Probe:
     def name(self) -> str:
         return name_program(self.function, self.mode)
 
+    def on_one_device(self) -> Probe:
+        """Return the program for the first device of this process alone."""
+        mesh = _mesh.make_mesh(jax.local_devices()[:1])
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, mesh=mesh))
+
 
 def run_program(
     program: Probe,
@@ -105,23 +116,22 @@ def run_program(
     feed: DeviceFeed,
     batch_size: int,
     key: jax.Array,
-    mesh: Mesh,
     *,
     step: jax.Array | None = None,
     micro_batch: MicroBatch | None = None,
 ) -> Evaluated:
     """Run a program function on a batch."""
     options = program.options
-    lay_out = functools.partial(options.lay_out, mesh, is_split=program.splits_features)
+    lay_out = functools.partial(options.lay_out, is_split=program.splits_features)
     frame = Frame(
         mode=program.mode,
-        variables=_lay_out_modules(program, variables, mesh),
+        variables=_lay_out_modules(program, variables),
         # A batch may hold inputs of other programs of the builder.
         feed={name: feed[name] for name in program.feed_specs},
         batch_size=batch_size,
         key=key,
-        lay_out=lay_out if mesh.size > 1 else None,
-        stack=lambda paths, values: options.stack(mesh, [program.specs[p] for p in paths], values),
+        lay_out=lay_out if options.mesh.size > 1 else None,
+        stack=lambda paths, values: options.stack([program.specs[p] for p in paths], values),
         step=step,
         compute_dtype=options.precision.compute_dtype,
         micro_batch=micro_batch,
@@ -142,13 +152,13 @@ def run_program(
     return result
 
 
-def _lay_out_modules(program: Probe, variables: Variables, mesh: Mesh) -> Variables:
+def _lay_out_modules(program: Probe, variables: Variables) -> Variables:
     """Return variables with those of flax modules whole, which read them without us."""
     if program.options.state_sharding is None and program.splits_features:
         return variables
     params = flatten(variables["params"])
     for path in params.keys() - program.specs.keys():
-        params[path] = _mesh.lay_out(params[path], mesh, _mesh.WHOLE)
+        params[path] = _mesh.lay_out(params[path], program.options.mesh, _mesh.WHOLE)
     return {**variables, "params": nest(params)}
 
 
@@ -409,16 +419,20 @@ def compare_rows(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     return rows if rows and both == (shape, other) else None
 
 
-def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: ProgramOptions) -> Probe:
+def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -> Probe:
     """Run a program function without values, with two batch sizes: what differs is the batch."""
-    trace = functools.partial(_trace, function, mode, options)
+    mesh, (first, second) = options.mesh, PROBE_BATCH_SIZES
+
+    def trace(size: int, *operands: Any) -> tuple[Evaluated, ClosedJaxpr]:
+        try:
+            return _trace(function, mode, options, size, *operands)
+        except Exception as error:
+            if size == first:
+                _name_batch(error, lambda: trace(second, *operands))
+            raise
+
     trace_once = functools.cache(trace)
-    first, second = PROBE_BATCH_SIZES
-    try:
-        result, _ = trace_once(first)
-    except Exception as error:
-        _name_batch(error, lambda: trace_once(second))
-        raise
+    result, _ = trace_once(first)
     frame, owner = result.frame, name_program(function, mode)
     structure = _find_rows(result, lambda: trace_once(second)[0], owner)
     table = _make_table(frame.specs, result.module_updates)
@@ -426,12 +440,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
     def trace_variables(size: int) -> ClosedJaxpr:
         sizes = (size, PROBE_COUNT, PROBE_LENGTH)
         feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
-        try:
-            return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
-        except Exception as error:
-            if size == first:
-                _name_batch(error, lambda: trace_variables(second))
-            raise
+        return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
 
     def list_traces(size: int) -> list[Any]:
         # flax's modules make variables in a probe, and may do else where they have them.
@@ -463,9 +472,7 @@ def probe(function: Callable[[], object], mode: Mode, mesh: Mesh, options: Progr
         warn_of_whole(f"{owner} is computed", "More devices make it no faster")
     splits_features = not _mixes_features(traces, mesh.size // num_parts)
     if splits_features and len(mesh.axis_names) > 1 and names & _WINDOWED:
-        splits_features = not _slides_over_features(
-            trace_variables(first), table, frame, mesh, options
-        )
+        splits_features = not _slides_over_features(trace_variables(first), table, frame, options)
     if not splits_features:
         price = "The other axes of the mesh make it no faster"
         warn_of_whole(f"{owner} uses its parameters", price)
@@ -598,12 +605,7 @@ def _trace(
 
 
 def _nest_table(table: ShapeTable) -> Any:
-    return {
-        name: nest(
-            {p: jax.ShapeDtypeStruct(*entry) for (c, p), entry in table.items() if c == name}
-        )
-        for name in ("params", "batch_stats")
-    }
+    return nest_variables({key: jax.ShapeDtypeStruct(*entry) for key, entry in table.items()})
 
 
 def _make_table(specs: Mapping[Path, ParameterSpec], of_modules: Variables) -> ShapeTable:
@@ -764,7 +766,7 @@ def _convolves_in_groups(traces: Iterable[Any]) -> bool:
 
 
 def _slides_over_features(
-    trace: ClosedJaxpr, table: ShapeTable, frame: Frame, mesh: Mesh, options: ProgramOptions
+    trace: ClosedJaxpr, table: ShapeTable, frame: Frame, options: ProgramOptions
 ) -> bool:
     """Return whether windows may slide over an image, or with a kernel, split over a second axis.
 
@@ -778,9 +780,9 @@ def _slides_over_features(
     for (collection, path), (shape, _) in table.items():
         if collection == "params":
             axes = frame.specs[path].axes if path in frame.specs else ()
-            if any(options.split(path, shape, mesh, axes)):
+            if any(options.split(path, shape, axes)):
                 split.add(path)
-            if any(options.split(path, shape, mesh)[: len(shape) - 1]):
+            if any(options.split(path, shape)[: len(shape) - 1]):
                 return True
     # The inputs of a trace: a key, a step, an anchor, variables, a feed.
     paths = [[key.key for key in keys] for keys, _ in jax.tree.leaves_with_path(variables)]

@@ -6,7 +6,7 @@ import dataclasses
 
 from penstock import _parameters, models, preprocessing
 from penstock._errors import UnknownNameError
-from penstock._parameter_names import spell
+from penstock._parameter_names import flatten_variables, nest_variables, spell
 from penstock.commands._argument_parser import option, parse, positional
 from penstock.commands._failures import command
 from penstock.commands._flags import import_plugins
@@ -56,13 +56,13 @@ def run(argv: list[str]) -> None:
         chosen = preprocessing.get(flags.preprocessing_name)
     builder = build_forward(models.get(flags.model), weights.num_classes, flags.image_size)
     # Drawing the initial values of every layer would take longer than all the rest.
-    initial = _parameters.flatten(builder.init().variables) if weights.left_initial else {}
+    initial = flatten_variables(builder.init().variables) if weights.left_initial else {}
     entries = {
         key: initial[key] if (name := spell(key[1])) in weights.left_initial else weights[name]
         for key in builder.programs.network.table
     }
     about = describe_weights(chosen, weights.left_initial)
-    _parameters.save(flags.output, _parameters.nest(entries), about=about)
+    _parameters.save(flags.output, nest_variables(entries), about=about)
     print(_summary(weights, chosen, flags.output))
 
 

@@ -96,9 +96,8 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
         if not self.objectives and infer_func is None:
             raise TypeError("ProgramBuilder got neither program_func nor infer_func, expected one.")
         options = ProgramOptions(
-            precision=(precision if isinstance(precision, Precision) else Precision(precision)).on(
-                self.mesh
-            ),
+            mesh=self.mesh,
+            precision=precision if isinstance(precision, Precision) else Precision(precision),
             skips_non_finite=skips_non_finite,
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
             num_micro_batches=gradient_accumulation_steps,
@@ -106,7 +105,7 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             state_sharding=state_sharding,
             parameter_sharding=tuple(parameter_sharding),
         )
-        self.programs = Programs(Network(self.objectives, infer_func, self.mesh, options))
+        self.programs = Programs(Network(self.objectives, infer_func, options))
 
     def init(self, seed: int = 0) -> State:
         """Return the initial state, which needs no data.
@@ -293,8 +292,8 @@ def trace_program(
         sums = _metrics.zeros(network.test[objective].structure, make)
         args = [state.variables, state.key, sums]
     else:
-        program, leaves = programs.train_program((objective,), 1), jax.tree.leaves(state)
-        args = [leaves[: states.num_changed], leaves[states.num_changed :]]
+        program = programs.train_program((objective,), 1)
+        args = [*states.divide(jax.tree.leaves(state))]
     return _inspect.Inspection(program.jitted.trace(*args, feed, rows))
 
 
@@ -302,7 +301,7 @@ def _arrange(
     values: Sequence[_metrics.Value], structure: _metrics.Structure, placed: DeviceBatch
 ) -> Any:
     """Return device values in the program's structure, rows of padding cut off."""
-    number, shown = placed.counts[0], list(values)
+    number, shown = placed.size, list(values)
     if jax.process_count() == 1 and number < placed.rows.size:
         for place, item in enumerate(structure.items):
             if item.rows:

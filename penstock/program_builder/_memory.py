@@ -7,7 +7,6 @@ import re
 from typing import Any, NoReturn
 
 import jax
-from jax.sharding import Mesh
 
 from penstock import _mesh
 from penstock._program.inputs import DeviceFeed
@@ -40,12 +39,11 @@ def refuse(
     total: float,
     state: State,
     feed: DeviceFeed,
-    mesh: Mesh,
     batch_size: int,
     options: ProgramOptions,
 ) -> NoReturn:
     """Raise that a step takes more than a device has."""
-    device = mesh.local_devices[0]
+    mesh, device = options.mesh, options.mesh.local_devices[0]
     capacity = _mesh.find_memory(device)
     kept, parts = count_bytes(state), _mesh.count_parts(mesh)
     # But for the state, and gradients and updates as large as parameters, all grows with the batch.

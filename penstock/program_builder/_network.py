@@ -9,12 +9,12 @@ import itertools
 import logging
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from penstock import _mesh, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
@@ -49,20 +49,19 @@ class Network:
         self,
         objectives: Mapping[str, Objective],
         infer_func: Callable[[], object] | None,
-        mesh: Mesh,
         options: ProgramOptions,
     ) -> None:
-        self.objectives, self.mesh, self.options = objectives, mesh, options
+        self.objectives, self.mesh, self.options = objectives, options.mesh, options
         self.train: dict[str, Probe] = {}
         self.test: dict[str, Probe] = {}
         for name, objective in objectives.items():
-            self.train[name] = probe(objective.program_func, "train", mesh, options)
+            self.train[name] = probe(objective.program_func, "train", options)
             self.test[name] = self._probe_test(objective.program_func, self.train[name])
-        self.infer = probe(infer_func, "infer", mesh, options) if infer_func else None
+        self.infer = probe(infer_func, "infer", options) if infer_func else None
         # The inputs that a batch must have, by what is made of it.
         self.inputs = {
-            "train": _join_inputs(self.train),
-            "test": _join_inputs(self.test),
+            "train": _join_inputs(self.train.values()),
+            "test": _join_inputs(self.test.values()),
             "predict": self.infer.feed_specs if self.infer else {},
         }
         programs = [*self.train.values(), *([self.infer] if self.infer else [])]
@@ -97,7 +96,7 @@ class Network:
             check_patterns("parameter_sharding", [pattern for pattern, _ in rules], self.table)
             for path, shape in shapes.items():
                 axes = self.specs[path].axes if path in self.specs else ()
-                used[path] = self.options.split(path, shape, self.mesh, axes)
+                used[path] = self.options.split(path, shape, axes)
         if state_sharding is None:
             return used, used
         split = {p: _mesh.split_further(shapes[p], used[p], self.mesh) for p in shapes}
@@ -106,7 +105,7 @@ class Network:
     def _probe_test(self, function: Callable[[], object], train: Probe) -> Probe:
         if not train.is_mode_read:
             return dataclasses.replace(train, mode="test")
-        test = probe(function, "test", self.mesh, self.options)
+        test = probe(function, "test", self.options)
         # Layers that one mode alone has would shift the automatic names of the others.
         _check_modes(train, test)
         return test
@@ -114,27 +113,18 @@ class Network:
     @functools.cached_property
     def feed_specs(self) -> dict[str, FeedSpec]:
         """The inputs of all programs by name, in the order they are declared."""
-        specs: dict[str, FeedSpec] = {}
-        for program in [*self.train.values(), *self.test.values(), self.infer]:
-            for name, spec in (program.feed_specs if program else {}).items():
-                first = specs.setdefault(name, spec)
-                if first != spec:
-                    raise ProgramError(
-                        f"layers.data {name!r} got {spec.declaration}, expected "
-                        f"{first.declaration} as in another program. One name is one input."
-                    )
-        return specs
+        infer = [self.infer] if self.infer else []
+        return _join_inputs([*self.train.values(), *self.test.values(), *infer])
 
     def with_freeze(self, patterns: Sequence[str]) -> Network:
         """Return the network with other frozen parameters; itself where they are the same."""
         options = dataclasses.replace(self.options, freeze=tuple(patterns))
-        check_patterns("freeze", options.freeze, self.table)
         paths = [path for _, path in self.table]
         if [*map(options.is_frozen, paths)] == [*map(self.options.is_frozen, paths)]:
             return self
         # Probed anew: batch norm computes in another way where it is frozen.
         infer_func = self.infer and self.infer.function
-        return Network(self.objectives, infer_func, self.mesh, options)
+        return Network(self.objectives, infer_func, options)
 
     def for_accelerators(self) -> Network:
         plain, change = copy.copy(self), functools.partial(dataclasses.replace, is_on_cpu=False)
@@ -181,7 +171,6 @@ class Network:
             program=self.train[name],
             specs=self.specs,
             trained=trained,
-            mesh=self.mesh,
             gradient_specs=self.split_specs if self.options.state_sharding else {},
             is_unrolled=_mesh.is_on_cpu(self.mesh) and self.train[name].has_convolution,
             # XLA's GPU compiler fuses a kernel's update with that kernel's cast for the backward
@@ -263,13 +252,19 @@ class Network:
                 )
 
 
-def _join_inputs(probes: Mapping[str, Probe]) -> dict[str, FeedSpec]:
+def _join_inputs(programs: Iterable[Probe]) -> dict[str, FeedSpec]:
     inputs: dict[str, FeedSpec] = {}
-    for program in probes.values():
+    for program in programs:
         for name, spec in program.feed_specs.items():
-            # One batch goes to all objectives: the smallest table of them holds.
-            first = inputs.get(name)
-            inputs[name] = spec if first is None else first.limited(spec.ids)
+            first = inputs.setdefault(name, spec)
+            if first != spec:
+                raise ProgramError(
+                    f"layers.data {name!r} got {spec.declaration}, expected {first.declaration} as "
+                    "in another program. One name is one input."
+                )
+            # One batch goes to all of them: the smallest table holds.
+            if spec.ids != first.ids:
+                inputs[name] = first.limited(spec.ids)
     return inputs
 
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import optax
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh
 
 from penstock import _mesh, _parameter_names
@@ -127,39 +128,12 @@ class Rule:
         return steps.fast, SlowParamsState(optax.apply_updates(state.slow, steps.slow), after)
 
     @functools.cached_property
-    def sources(self) -> list[frozenset[int]]:
-        """The numbers of the parameters whose values each array of the initial state depends on."""
+    def keeps_values(self) -> bool:
+        """Whether its first state holds anything of the values of parameters."""
         # Read off the trace of `init`, so that no list of optimizers' states has to be kept.
         jaxpr = jax.make_jaxpr(self.init)(self.params).jaxpr
-        sources_of = {variable: frozenset([number]) for number, variable in enumerate(jaxpr.invars)}
-
-        def find_sources(variables: Sequence[Var | Literal]) -> frozenset[int]:
-            numbers = [sources_of.get(x, frozenset()) for x in variables if not hasattr(x, "val")]
-            return frozenset[int]().union(*numbers)
-
-        for equation in jaxpr.eqns:
-            # A nested function counts as one equation: all of its results depend on all it is
-            # given.
-            sources_of |= dict.fromkeys(equation.outvars, find_sources(equation.invars))
-        return [find_sources([variable]) for variable in jaxpr.outvars]
-
-    def follow(self, state: optax.OptState, before: Params, after: Params) -> optax.OptState:
-        """Return the state for parameters that something else than an update replaced.
-
-        What it holds of their values begins again at the new ones; momentum, for one, is kept.
-        """
-        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-        # By parameter, since some of them may have been replaced alone.
-        is_new = [jnp.any(old != new) for old, new in pairs]
-
-        def choose(old: jax.Array, new: jax.Array, numbers: frozenset[int]) -> jax.Array:
-            if not numbers:
-                return old
-            return jnp.where(jnp.any(jnp.stack([is_new[number] for number in numbers])), new, old)
-
-        leaves, tree = jax.tree.flatten(state)
-        fresh = jax.tree.leaves(self.init(after))
-        return jax.tree.unflatten(tree, map(choose, leaves, fresh, self.sources))
+        _, are_read = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        return any(are_read)
 
 
 def _mask_offer(offer: Callable[..., Any], trained: Params, name: str) -> object:

@@ -189,8 +189,8 @@ def plan(
     if topology is not None or precision is not None:
         asked = programs.options.precision if precision is None else precision
         chosen = asked if isinstance(asked, Precision) else Precision(asked)
-        options = dataclasses.replace(programs.options, precision=chosen.on(mesh))
-        programs = Programs(Network(builder.objectives, None, mesh, options))
+        options = dataclasses.replace(programs.options, mesh=mesh, precision=chosen)
+        programs = Programs(Network(builder.objectives, None, options))
 
     capacity = find_memory(mesh.devices.flat[0])
 

@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from penstock import _mesh, _metrics, _parameter_names, optimizers
 from penstock._mesh import WHOLE
-from penstock._metrics import Accumulator
 from penstock._padded_batches import DeviceBatch, Rows
 from penstock._parameter_names import Path
 from penstock._parameter_updates import NUM_BINS, Statistics
@@ -67,7 +66,7 @@ class State(NamedTuple):
     step: jax.Array
     variables: dict[str, Params]
     opt_state: dict[str, optax.OptState]
-    metrics: dict[str, Accumulator]
+    metrics: dict[str, _metrics.Sums]
     loss_scale: dict[str, LossScale]
     num_skipped: jax.Array
     update_scale: jax.Array
@@ -92,7 +91,6 @@ class Update:
     program: Probe
     specs: Mapping[Path, ParameterSpec]
     trained: frozenset[Path]
-    mesh: Mesh
     gradient_specs: Mapping[Path, PartitionSpec]
     is_unrolled: bool
     waits_for_gradients: bool = False
@@ -150,7 +148,7 @@ class Update:
             opt_state={**state.opt_state, self.name: opt_state},
             metrics={**state.metrics, self.name: sums},
         )
-        values = spread_rows(values, self.program, rows, self.mesh)
+        values = spread_rows(values, self.program, rows)
         return self._keep_or_skip(state, after, loss, gradients), values, sizes
 
     @functools.cached_property
@@ -168,8 +166,9 @@ class Update:
                 term = regularizer(values[path])
             else:
                 # A function of the user's, of whose operations XLA may split some wrongly.
-                whole = _mesh.lay_out(values[path], self.mesh, WHOLE)
-                term = _mesh.lay_out(regularizer(whole), self.mesh, WHOLE)
+                mesh = self.program.options.mesh
+                whole = _mesh.lay_out(values[path], mesh, WHOLE)
+                term = _mesh.lay_out(regularizer(whole), mesh, WHOLE)
             flat[path] = flat[path] + term
         return _parameter_names.nest(flat)
 
@@ -362,8 +361,8 @@ class Batch:
         gradients, (returned, statistics) = jax.grad(scaled_loss, has_aux=True)(params)
         if specs := self.update.gradient_specs:
             # Each device adds up what it will keep, and no more.
-            flat = _parameter_names.flatten(gradients)
-            flat = _mesh.lay_out(flat, self.update.mesh, {path: specs[path] for path in flat})
+            flat, mesh = _parameter_names.flatten(gradients), self.update.program.options.mesh
+            flat = _mesh.lay_out(flat, mesh, {path: specs[path] for path in flat})
             gradients = _parameter_names.nest(flat)
         return Gradients(returned, gradients, statistics)
 
@@ -378,7 +377,6 @@ class Batch:
             self.feed,
             self.size,
             self.key,
-            self.update.mesh,
             step=self.step,
             micro_batch=micro_batch,
         )
@@ -398,7 +396,7 @@ class Batch:
 
     def _lay_out_feed(self, number: int) -> DeviceFeed:
         """Return what the program reads, to be cut into so many parts."""
-        program, mesh = self.update.program, self.update.mesh
+        program, mesh = self.update.program, self.update.program.options.mesh
         feed = {name: self.feed[name] for name in program.feed_specs}
         num_places = number * _mesh.count_parts(mesh)
         # XLA (of JAX 0.10.2) takes wrong rows out of a split array where parts are shorter than
@@ -575,7 +573,7 @@ def train_step(
     """Apply updates to one batch, in their order."""
     layouts = {update.program.layout for update in updates}
     layout: _mesh.Layout = next(name for name in ("whole", "even", "split") if name in layouts)
-    feed = rows.cut(feed, updates[0].mesh, layout)
+    feed = rows.cut(feed, updates[0].program.options.mesh, layout)
     values: dict[str, tuple[_metrics.Value, ...]] = {}
     sizes: dict[str, Statistics] = {}
     for update in updates:
@@ -596,11 +594,6 @@ def train_step(
     return state, Launched(values, flag, rates, sizes)
 
 
-def is_unrolled(updates: Sequence[Update]) -> bool:
-    """Return whether several steps of these updates are written out, as `train_steps` says."""
-    return any(update.is_unrolled for update in updates)
-
-
 def train_steps(
     updates: Sequence[Update], state: State, feeds: DeviceFeed, rows: Rows, num_steps: int
 ) -> tuple[State, Launched]:
@@ -612,47 +605,44 @@ def train_steps(
     # Unrolled around convolutions on CPU: XLA runs one inside a loop 9 times slower there. Without
     # any the loop is faster (12 us a step against 18 for a 13->1 regression) and compiles in a
     # third of the time.
-    state, launched = jax.lax.scan(
-        body, state, dict(feeds), num_steps, unroll=num_steps if is_unrolled(updates) else 1
-    )
+    unroll = num_steps if any(update.is_unrolled for update in updates) else 1
+    state, launched = jax.lax.scan(body, state, dict(feeds), num_steps, unroll=unroll)
     return state, launched._replace(flag=launched.flag[-1])
 
 
 def test_step(
     program: Probe,
-    mesh: Mesh,
     variables: Variables,
     key: jax.Array,
-    sums: _metrics.Accumulator,
+    sums: _metrics.Sums,
     feed: DeviceFeed,
     rows: Rows,
-) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
-    returned = _forward(program, mesh, variables, wrap_key(key), feed, rows)
+) -> tuple[_metrics.Sums, tuple[_metrics.Value, ...]]:
+    returned = _forward(program, variables, wrap_key(key), feed, rows)
     after = _metrics.add(sums, _metrics.sum_up(returned, program.structure, rows.num_examples))
-    return after, spread_rows(returned.values, program, rows, mesh)
+    return after, spread_rows(returned.values, program, rows)
 
 
 def resample_step(
     program: Probe,
-    mesh: Mesh,
     variables: Variables,
     key: jax.Array,
-    sums: _metrics.Accumulator,
+    sums: _metrics.Sums,
     number: jax.Array,
     feed: DeviceFeed,
     rows: Rows,
-) -> _metrics.Accumulator:
+) -> _metrics.Sums:
     """Return sums of resampled data sets, `[R + 2, ...]`, with a batch's examples added.
 
     The program runs for each example by itself. In resample `r` an example counts as often as a
     Poisson draw says, whose mean is 1: a bootstrap that needs no second pass. In the first, each
     counts once. The last has the squared distances of all numbers from their means.
     """
-    feed = rows.cut(feed, mesh, program.layout)
+    feed = rows.cut(feed, program.options.mesh, program.layout)
 
     def run_one(example: DeviceFeed) -> _metrics.Sums:
         part = jax.tree.map(lambda x: x[jnp.newaxis], dict(example))
-        returned = run_program(program, variables, part, 1, wrap_key(key), mesh).returned
+        returned = run_program(program, variables, part, 1, wrap_key(key)).returned
         term = _metrics.sum_up(returned, program.structure, 1)
         return term._replace(arrays=tuple(filter(_metrics.is_resampled, term.arrays)))
 
@@ -708,7 +698,6 @@ def _square_distances(values: jax.Array, before: jax.Array) -> jax.Array:
 
 def half_step(
     program: Probe,
-    mesh: Mesh,
     variables: Variables,
     key: jax.Array,
     begin: jax.Array,
@@ -716,19 +705,19 @@ def half_step(
     rows: Rows,
 ) -> jax.Array:
     """Return the numbers that may be no means, `[N]`, for half of a batch, from row `begin` on."""
-    feed, half = rows.cut(feed, mesh, "whole"), rows.num_examples // 2
+    feed, half = rows.cut(feed, program.options.mesh, "whole"), rows.num_examples // 2
     part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, half), dict(feed))
-    values = run_program(program, variables, part, half, wrap_key(key), mesh).returned.values
+    values = run_program(program, variables, part, half, wrap_key(key)).returned.values
     numbers = [values[number] for number in program.structure.list_doubted()]
     return jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
 
 
 def infer_step(
-    program: Probe, mesh: Mesh, variables: Variables, feed: DeviceFeed, rows: Rows
+    program: Probe, variables: Variables, feed: DeviceFeed, rows: Rows
 ) -> tuple[_metrics.Value, ...]:
     key = wrap_key(make_root(0))
-    returned = _forward(program, mesh, variables, key, feed, rows)
-    return spread_rows(returned.values, program, rows, mesh)
+    returned = _forward(program, variables, key, feed, rows)
+    return spread_rows(returned.values, program, rows)
 
 
 def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
@@ -736,31 +725,29 @@ def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
     host = variables, _metrics.fetch(dict(batch.feed))
     with jax.disable_jit():
         variables, feed = jax.tree.map(jnp.asarray, host)
-        number = batch.counts[0]
+        number = batch.size
         rows = Rows(len(jax.tree.leaves(feed)[0]), number, ((0, number),))
-        infer_step(program, _mesh.make_mesh(jax.local_devices()[:1]), variables, feed, rows)
+        infer_step(program.on_one_device(), variables, feed, rows)
 
 
 def _forward(
     program: Probe,
-    mesh: Mesh,
     variables: Variables,
     key: jax.Array,
     feed: DeviceFeed,
     rows: Rows,
 ) -> _metrics.Returned:
-    feed = rows.cut(feed, mesh, program.layout)
-    return run_program(program, variables, feed, rows.num_examples, key, mesh).returned
+    feed = rows.cut(feed, program.options.mesh, program.layout)
+    return run_program(program, variables, feed, rows.num_examples, key).returned
 
 
 def spread_rows(
-    values: Sequence[_metrics.Value], program: Probe, rows: Rows, mesh: Mesh
+    values: Sequence[_metrics.Value], program: Probe, rows: Rows
 ) -> tuple[_metrics.Value, ...]:
     """Return values whose rows of examples lie where the batch's do, to leave the devices so."""
+    spread = functools.partial(rows.spread, mesh=program.options.mesh, layout=program.layout)
     pairs: Any = zip(values, program.structure.items, strict=True)
-    return tuple(
-        [rows.spread(x, item.rows, mesh, program.layout) if item.rows else x for x, item in pairs]
-    )
+    return tuple([spread(x, item.rows) if item.rows else x for x, item in pairs])
 
 
 def measure(params: Params, gradients: Params, steps: Params) -> Statistics:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,16 @@ from penstock import _mesh, _metrics, optimizers
 from penstock._errors import ProgramError
 from penstock._mesh import SPLIT, WHOLE
 from penstock._padded_batches import NUM_SPOILED, DeviceBatch, Feeder, HostBatch, Rows, Share
-from penstock._parameter_names import Nested, Path, flatten, hash_path, nest, split
-from penstock._parameter_updates import MeasuredSteps
+from penstock._parameter_names import (
+    Key,
+    Nested,
+    Path,
+    flatten_variables,
+    hash_path,
+    nest_variables,
+    split,
+)
+from penstock._parameter_updates import describe_updates
 from penstock._program.frame import Frame, ParameterSpec, Params, Variables, make_root, wrap_key
 from penstock._program.inputs import DeviceFeed, Feed
 from penstock._program.precision import LossScale, ProgramOptions
@@ -49,6 +57,8 @@ from penstock.program_builder._compilation import (
 )
 from penstock.program_builder._network import Network
 from penstock.program_builder._step import Launched, State
+
+T = TypeVar("T")
 
 Leaves = list[jax.Array]
 """The state as it travels through launches and into files.
@@ -73,7 +83,7 @@ class Programs:
     def __init__(self, network: Network) -> None:
         self.compile_time = CompileTime()
         self._told: set[str] = set()
-        self._compiled: dict[Hashable, Program] = {}
+        self.compiled: dict[Hashable, Program] = {}
         self._earlier: list[Compilation] = []
         self.use(network)
 
@@ -90,15 +100,15 @@ class Programs:
         declared = network.feed_specs  # refuses one name that two programs declare otherwise
         names = declared if self.options.strict else None
         # The records alone: the programs of the network before may leave memory.
-        if self._compiled:
-            self._earlier, self._compiled = self.compilations, {}
-        self._feeders = {
+        if self.compiled:
+            self._earlier, self.compiled = self.compilations, {}
+        self.feeders = {
             mode: self._make_feeder(network.inputs[mode], names) for mode in ("train", "test")
         }
         # Batches stay on the host until their launch, and what a launch returns is there too.
         self.is_single_cpu = self.mesh.size == 1 and _mesh.is_on_cpu(self.mesh)
         # Of sequences one compile for each bucket is meant.
-        level = logging.INFO if self._feeders["train"].has_sequences else logging.WARNING
+        level = logging.INFO if self.feeders["train"].has_sequences else logging.WARNING
         how: Any = {"mesh": self.mesh, "recompile_level": level, "compile_time": self.compile_time}
         self.make_program = functools.partial(Program, largest_kernel=network.largest_kernel, **how)
         # Whether the infer program gives each example its own rows, by the number that it pads to.
@@ -108,16 +118,16 @@ class Programs:
         self, mode: str, batches: Sequence[Feed], shares: Sequence[Share] | None = None
     ) -> DeviceBatch:
         """Check, pad and place the batches of one launch, `mode` being `"train"` or `"test"`."""
-        return self._feeders[mode].place(batches, shares)
+        return self.feeders[mode].place(batches, shares)
 
     def launch(
         self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
     ) -> LaunchResult:
         """Update by each named objective and placed batch, in one launch; donates what changes."""
-        key = (update_order, len(batch.counts))
-        program = self._compiled.get(key)
+        key = (update_order, batch.num_steps)
+        program = self.compiled.get(key)
         if program is None:
-            program = self._compiled[key] = self.train_program(*key)
+            program = self.compiled[key] = self.train_program(*key)
         number = self.states.num_changed
         changed, launched = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
         return changed + leaves[number:], launched
@@ -126,71 +136,7 @@ class Programs:
         self, total: float, changed: Leaves, kept: Leaves, feed: DeviceFeed, rows: Rows
     ) -> None:
         state = self.states.unpack(changed + kept)
-        _memory.refuse(total, state, feed, self.mesh, rows.num_examples, self.options)
-
-    def compile_ahead(
-        self,
-        leaves: Leaves,
-        batch: DeviceBatch,
-        update_order: tuple[str, ...],
-        num_examples: int | None = None,
-    ) -> None:
-        """Compile the train program for a batch in a thread, so that its launch need not wait."""
-        program, rows = self._compiled.get((update_order, len(batch.counts))), batch.rows
-        if num_examples is not None:
-            rows = self._feeders["train"].choose_rows((num_examples,))
-        if program is None or rows in program.sizes:
-            return
-        number, feed = self.states.num_changed, batch.feed
-        if num_examples is not None:
-            feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
-        described = jax.tree.map(_describe, (leaves[:number], leaves[number:], feed))
-        program.compile_ahead(rows, *described)
-
-    def run_eagerly(
-        self,
-        leaves: Leaves,
-        batch: DeviceBatch,
-        update_order: tuple[str, ...],
-        watch: Callable[[], contextlib.AbstractContextManager[object]],
-    ) -> None:
-        """Run one launch operation by operation, each compiled by itself and slow.
-
-        An exception of `jax.debug_nans`, which `watch` turns on, then shows the operation's lines,
-        or those of what a gradient is of; both get lost on the way out of `jax.jit`.
-        """
-        chosen = self.choose_updates(update_order)
-        updates = [dataclasses.replace(update, watch=watch) for update in chosen]
-        step = self.train_function(updates, len(batch.counts))
-        number = self.states.num_changed
-        step(leaves[:number], leaves[number:], batch.feed, batch.rows)
-
-    def measure(
-        self, leaves: Leaves, batch: DeviceBatch, update_order: tuple[str, ...]
-    ) -> MeasuredSteps:
-        """Return the sizes of what the launch of a batch will do; takes nothing of the state.
-
-        Waits for the steps before it, and for the sizes. So its own time is known, and no part of
-        training's; and of several CPU devices, on which two programs at a time may deadlock, none
-        runs another.
-        """
-        num_steps, number = len(batch.counts), self.states.num_changed
-        program = self.keep(
-            ("measuring", update_order, num_steps),
-            lambda: self.train_program(update_order, num_steps, measures=True),
-        )
-        jax.block_until_ready(leaves)
-        start, compiled = time.perf_counter(), self.compile_time.secs
-        sizes = program(leaves[:number], leaves[number:], batch.feed, batch.rows)
-        jax.block_until_ready(sizes)
-        secs = time.perf_counter() - start - (self.compile_time.secs - compiled)
-        return MeasuredSteps(
-            sizes,
-            {name: sorted(self.network.updates[name].trained) for name in sizes},
-            is_single=len(self.network.objectives) == 1,
-            has_many_steps=num_steps > 1,
-            secs=max(secs, 0.0),
-        )
+        _memory.refuse(total, state, feed, rows.num_examples, self.options)
 
     def choose_updates(self, update_order: Sequence[str]) -> list[_step.Update]:
         """Return the updates of these objectives, each of which must have an optimizer."""
@@ -213,17 +159,17 @@ class Programs:
         label = "+".join(update_order) if len(self.network.objectives) > 1 else "train"
         label = label if num_steps == 1 else f"{label} x{num_steps}"
         train = self.train_function(updates, num_steps)
-        specs, number = self.states.leaf_specs, self.states.num_changed
+        changed, kept = self.states.divide(self.states.leaf_specs)
         returned: Any = Launched(values, *[WHOLE] * 3)  # pyright: ignore
         return self.make_program(
             "measuring" if measures else label,
             (lambda *operands: train(*operands)[1].sizes) if measures else train,
-            in_specs=(specs[:number], specs[number:], split),
-            out_specs=WHOLE if measures else (specs[:number], returned),
+            in_specs=(changed, kept, split),
+            out_specs=WHOLE if measures else (changed, returned),
             donated=() if measures else (0,),
             has_gradients=True,
             refuse=None if measures else self._refuse,
-            saves_memory=num_steps > 1 and _step.is_unrolled(updates),
+            saves_memory=num_steps > 1 and any(update.is_unrolled for update in updates),
         )
 
     def train_function(
@@ -242,7 +188,7 @@ class Programs:
 
         return train
 
-    def make_zeros(self, probe: Probe) -> _metrics.Accumulator:
+    def make_zeros(self, probe: Probe) -> _metrics.Sums:
         """Return the empty sums of a program."""
         return self._put_zeros(_metrics.zeros(probe.structure, np.zeros))
 
@@ -255,10 +201,10 @@ class Programs:
     def test(
         self,
         state: State,
-        sums: _metrics.Accumulator,
+        sums: _metrics.Sums,
         batch: DeviceBatch,
         objective: str,
-    ) -> tuple[_metrics.Accumulator, tuple[_metrics.Value, ...]]:
+    ) -> tuple[_metrics.Sums, tuple[_metrics.Value, ...]]:
         """Run the test program on a placed batch; returns the new sums and the values."""
         program = self.keep(("test", objective), functools.partial(self.test_program, objective))
         return program(state.variables, state.key, sums, batch.feed, batch.rows)
@@ -272,7 +218,7 @@ class Programs:
         num_whole = 3 if step is _step.resample_step else 2
         return self.make_program(
             what if len(self.network.objectives) == 1 else what + of,
-            functools.partial(step, program, self.mesh),
+            functools.partial(step, program),
             in_specs=(self.states.variable_specs, *[WHOLE] * num_whole, SPLIT),
             out_specs=(WHOLE, _value_specs(program)) if is_test else WHOLE,
         )
@@ -289,12 +235,12 @@ class Programs:
     def resample(
         self,
         state: State,
-        sums: _metrics.Accumulator | None,
+        sums: _metrics.Sums | None,
         batch: DeviceBatch,
         objective: str,
         number: int,
         num_resamples: int,
-    ) -> _metrics.Accumulator:
+    ) -> _metrics.Sums:
         """Return the sums of resampled data sets with a batch added, None before the first."""
         if sums is None:
             zeros = _metrics.zeros(self.network.test[objective].structure, np.zeros)
@@ -324,12 +270,8 @@ class Programs:
         """
         batch = self._infer_feeder.prepare([feed], shares)
         program = self.keep("infer", self.infer_program)
-        bucket = self._choose_padded_rows(batch.rows, num_rows)
         # Compiled for few sizes where each row is made of its own example.
-        if bucket is not None and bucket.size not in self._is_by_rows:
-            self._is_by_rows[bucket.size] = self._try_padding(program, variables, batch, bucket)
-        if bucket is not None and not self._is_by_rows[bucket.size]:
-            bucket = None
+        bucket = self._choose_bucket(variables, batch, num_rows)
         placed = self._infer_feeder.put(batch, bucket)
         return Answer(batch, placed.rows, program(variables, placed.feed, placed.rows))
 
@@ -340,7 +282,9 @@ class Programs:
         # network's time.
         to_numpy = functools.partial(jax.tree.map, np.asarray)
         fetch = to_numpy if self.is_single_cpu else _metrics.fetch
-        outputs = _metrics.arrange(fetch(answer.values), probe.structure, batch.size)
+        outputs = _metrics.arrange(
+            {"infer": probe.structure}, batch.size, "infer", fetch(answer.values)
+        )
         # Ids of a feed that was on the devices were not checked. Of nan alone `x != x` holds.
         looks_up = probe.lookups or any(spec.ids for spec in probe.feed_specs.values())
         is_doubted = looks_up and any(np.any(x != x) for x in jax.tree.leaves(cut_all(outputs)))
@@ -371,14 +315,27 @@ class Programs:
         """Return whether each of up to three examples has its own rows of answers. Collective."""
         batch = self._infer_feeder.prepare([feed])
         size = max(4, _mesh.count_parts(self.mesh) * 2)
-        bucket = self._choose_padded_rows(batch.rows, size)
-        program = self.keep("infer", self.infer_program)
-        return bucket is not None and self._try_padding(program, variables, batch, bucket)
+        return self._choose_bucket(variables, batch, size) is not None
 
-    def _try_padding(
-        self, program: Program, variables: Variables, batch: HostBatch, bucket: Rows
-    ) -> bool:
+    def _choose_bucket(
+        self, variables: Variables, batch: HostBatch, num_rows: int | None
+    ) -> Rows | None:
+        """Return the power of two that a feed is padded to; None where examples must be alone."""
+        parts, rows, probe = _mesh.count_parts(self.mesh), batch.rows, self.infer_probe
+        size = parts << (rows.size // parts - 1).bit_length()
+        if num_rows is not None:
+            size = max(rows.size, num_rows)
+        is_cut = all(item.rows for item in probe.structure.items) and not probe.has_size
+        if rows.num_examples == size or not is_cut:
+            return None
+        bucket = Rows(size, size, ((0, size),))
+        if size not in self._is_by_rows:
+            self._is_by_rows[size] = self._try_padding(variables, batch, bucket)
+        return bucket if self._is_by_rows[size] else None
+
+    def _try_padding(self, variables: Variables, batch: HostBatch, bucket: Rows) -> bool:
         """Return whether the rows of examples are the same beside any padding. Collective."""
+        program = self.keep("infer", self.infer_program)
 
         def run(spoiled: int | None) -> list[np.ndarray]:
             placed = self._infer_feeder.put(batch, bucket, spoiled=spoiled)
@@ -396,24 +353,12 @@ class Programs:
             is_by_rows = all(is_same(run(kind)) for kind in range(NUM_SPOILED))
         return all(self.group.exchange("infer", is_by_rows))
 
-    def _choose_padded_rows(self, rows: Rows, num_rows: int | None) -> Rows | None:
-        """Return the power of two that a feed is padded to; None where examples must be alone."""
-        parts = _mesh.count_parts(self.mesh)
-        size = parts << (rows.size // parts - 1).bit_length()
-        if num_rows is not None:
-            size = max(rows.size, num_rows)
-        probe = self.infer_probe
-        is_cut = all(item.rows for item in probe.structure.items) and not probe.has_size
-        if rows.num_examples == size or not is_cut:
-            return None
-        return Rows(size, size, ((0, size),)) if self._is_by_rows.get(size, True) else None
-
     def infer_program(self) -> Program:
         """Return the infer program, not compiled yet."""
         program = self.infer_probe
         return self.make_program(
             "infer",
-            functools.partial(_step.infer_step, program, self.mesh),
+            functools.partial(_step.infer_step, program),
             in_specs=(self.states.variable_specs, SPLIT),
             out_specs=_value_specs(program),
             recompile_level=logging.DEBUG,  # one compile for each bucket is meant
@@ -425,9 +370,9 @@ class Programs:
 
     def keep(self, key: Hashable, make: Callable[[], Program]) -> Program:
         """Return the program of a key, made at its first use."""
-        program = self._compiled.get(key)
+        program = self.compiled.get(key)
         if program is None:
-            program = self._compiled[key] = make()
+            program = self.compiled[key] = make()
         return program
 
     def is_first_time(self, warning: str) -> bool:
@@ -444,7 +389,7 @@ class Programs:
     @property
     def compilations(self) -> list[Compilation]:
         """What was compiled, program by program, that before `freeze` and `unfreeze` first."""
-        now = [record for program in self._compiled.values() for record in program.compilations]
+        now = [record for program in self.compiled.values() for record in program.compilations]
         return [*self._earlier, *now]
 
 
@@ -477,13 +422,13 @@ def _describe(x: jax.Array | np.ndarray, size: int | None = None) -> jax.ShapeDt
 
 _MANY_GROUPS, _MANY_VALUES = 8, 1_000_000
 
-Entries = dict[str, dict[Path, Any]]
+Entries = dict[Key, Any]
 """Values by collection and path."""
 
 
 def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries:
     """Return initial values; each depends on the key and its path alone."""
-    values, number = Entries(params={}, batch_stats={}), 0
+    values, number = Entries(), 0
     # By name, not by order: a layer that is added changes no other's initial value. All at once,
     # since threefry takes 20 ms to lower wherever it stands.
     hashes = [hash_path(spec.path) for group in groups for spec in group]
@@ -506,7 +451,7 @@ def _draw(groups: Sequence[Sequence[ParameterSpec]], root: jax.Array) -> Entries
                 "as initializer(key, shape, dtype)."
             )
         for place, entry in enumerate(group):
-            values[entry.collection][entry.path] = drawn[place]
+            values[entry.collection, entry.path] = drawn[place]
     return values
 
 
@@ -540,10 +485,8 @@ class States:
         allowed = jax.transfer_guard_host_to_device("allow")  # of the root key alone
         with announce_compilation("the initial values"), allowed:
             drawn = self._draw_apart(root)
-            done = self.network.specs if drawn else {}
-            level = _choose_level(
-                [s for (_, p), (s, _) in self.network.table.items() if p not in done]
-            )
+            done = drawn[0] if drawn else {}
+            level = _choose_level([s for k, (s, _) in self.network.table.items() if k not in done])
             donated = (1,) if drawn else ()
             operands, place = (root, *drawn), {"donated": donated, "level": level}
             initial = compile_function(self._initial_state, self.mesh, self.specs, **place)
@@ -588,13 +531,14 @@ class States:
 
     def _draw_apart(self, root: np.ndarray) -> list[Entries]:
         """Return the values of our own parameters, by programs that are compiled side by side."""
-        values = Entries(params={}, batch_stats={})
+        values = Entries()
         with ThreadPoolExecutor() as pool:
             programs: list[Any] = []
             for groups, level, draw in self._draws:
-                specs = Entries(params={}, batch_stats={})
-                for spec in itertools.chain.from_iterable(groups):
-                    specs[spec.collection][spec.path] = self._param_specs.get(spec.path, WHOLE)
+                specs = {
+                    (spec.collection, spec.path): self._param_specs.get(spec.path, WHOLE)
+                    for spec in itertools.chain.from_iterable(groups)
+                }
                 # Traced here: an initializer may be the user's.
                 program: Any = compile_function(draw, self.mesh, specs, level=level)
                 if is_whole := self.mesh.size > 1 and self._mixes_axes(program, root):
@@ -602,9 +546,7 @@ class States:
                 programs.append((pool.submit(program.lower(root).compile), specs, is_whole))
             for compiling, specs, is_whole in programs:
                 drawn = compiling.result()(root)
-                drawn = copy_to(drawn, self.mesh, specs) if is_whole else drawn
-                for collection, entries in drawn.items():
-                    values[collection].update(entries)
+                values |= copy_to(drawn, self.mesh, specs) if is_whole else drawn
         return [values] if programs else []
 
     def _make_initial(self, root: jax.Array, values: Entries | None = None) -> State:
@@ -617,9 +559,8 @@ class States:
         # Ours first: flax's modules are then made in a run that finds them in place.
         values = values or _draw(self._groups, root)
         for owner in self.network.owners:
-            for collection, entries in self._initial_modules(owner, values, root).items():
-                values[collection].update(entries)
-        variables = {name: nest(entries) for name, entries in values.items()}
+            values = {**values, **self._initial_modules(owner, values, root)}
+        variables = nest_variables(values)
         opt_state = self._initial_opt_state(variables["params"])
         is_dynamic = self.network.options.precision.is_dynamic
         trained = self.network.train.items()
@@ -648,27 +589,28 @@ class States:
             return {}
         frame = Frame(
             mode=owner.mode,
-            variables={name: nest(entries) for name, entries in values.items()},
+            variables=nest_variables(values),
             feed=None,
             # The probe's, whose shapes they were checked with; the values do not depend on it.
             batch_size=PROBE_BATCH_SIZES[0],
             key=wrap_key(root),
             is_frozen=self.network.options.is_frozen,
         )
-        made = evaluate(owner.function, frame).module_updates
-        return {name: flatten(tree) for name, tree in made.items()}
+        return flatten_variables(evaluate(owner.function, frame).module_updates)
 
     def mean_metrics(self, state: State) -> Any:
         """Return the example-weighted means of the metrics since the last reset."""
-        programs = self.network.train
-        means = {
-            name: programs[name].structure.build(
-                _metrics.compute_values(sums, programs[name].structure)
-            )
+        programs, values = self.network.train, self.list_means(state)
+        means = {name: programs[name].structure.build(values[name]) for name in values}
+        return next(iter(means.values())) if len(programs) == 1 else means
+
+    def list_means(self, state: State) -> dict[str, list[Any]]:
+        """Return the means of each objective that had an example, one after the other."""
+        return {
+            name: _metrics.compute_values(sums, self.network.train[name].structure)
             for name, sums in jax.device_get(state.metrics).items()
             if len(state.metrics) == 1 or sums.scalars[0, -1]
         }
-        return next(iter(means.values())) if len(self.network.train) == 1 else means
 
     def copy(self, tree: Mapping[str, Nested[ArrayLike]]) -> dict[str, Params]:
         """Return arrays copied to the devices, in buffers of their own that may be donated."""
@@ -681,7 +623,7 @@ class States:
         """
         after = state._replace(variables=self.copy(variables))
         updates = self.network.updates
-        if not any(any(update.rule.sources) for update in updates.values()):
+        if not any(update.rule.keeps_values for update in updates.values()):
             return after
         before, params = state.variables["params"], after.variables["params"]
         return after._replace(opt_state=self._follow(state.opt_state, before, params))
@@ -715,20 +657,14 @@ class States:
         return state._replace(opt_state=jax.tree.unflatten(tree, leaves))
 
     @functools.cached_property
-    def _follow(
-        self,
-    ) -> Callable[[dict[str, optax.OptState], Params, Params], dict[str, optax.OptState]]:
-        def follow(
-            opt_state: dict[str, optax.OptState], before: Params, after: Params
-        ) -> dict[str, optax.OptState]:
-            return {
-                name: update.rule.follow(
-                    opt_state[name],
-                    split(before, update.trained)[0],
-                    split(after, update.trained)[0],
-                )
-                for name, update in self.network.updates.items()
-            }
+    def _follow(self) -> Callable[..., dict[str, optax.OptState]]:
+        """What optimizers' states hold of values begins again; momentum, for one, is kept."""
+
+        def choose(kept: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+            return jnp.where(jnp.any(old != new), new, kept)
+
+        def follow(opt_state: Any, before: Params, after: Params) -> dict[str, optax.OptState]:
+            return jax.tree.map(choose, opt_state, *map(self._initial_opt_state, (before, after)))
 
         return compile_function(follow, self.mesh, self.specs.opt_state)
 
@@ -755,14 +691,15 @@ class States:
     @functools.cached_property
     def abstract_state(self) -> State:
         """The state without its values."""
-        root, drawn = jax.eval_shape(lambda: make_root(0)), Entries(params={}, batch_stats={})
+        root = jax.eval_shape(lambda: make_root(0))
         if not self._draws:
             return jax.eval_shape(self._initial_state, root)
         # As `init` calls it, with values on the mesh, whose trace is then found.
-        sharding = _mesh.make_shardings(self.mesh, WHOLE)
-        for spec in self.network.specs.values():
-            shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
-            drawn[spec.collection][spec.path] = shape
+        describe = functools.partial(
+            jax.ShapeDtypeStruct, sharding=_mesh.make_shardings(self.mesh, WHOLE)
+        )
+        specs = self.network.specs.values()
+        drawn = {(spec.collection, spec.path): describe(spec.shape, spec.dtype) for spec in specs}
         return jax.eval_shape(self._initial_state, root, drawn)
 
     @functools.cached_property
@@ -806,22 +743,17 @@ class States:
         return not {WHOLE}.issuperset(self.leaf_specs)
 
     @functools.cached_property
-    def copy_out(self) -> Callable[[Leaves], Leaves]:
-        """The program of a snapshot; of all devices where the state is split over them."""
-        return self._compile_copy(copy_arrays)
+    def copies(self) -> tuple[Callable[[Leaves], Leaves], Callable[[Leaves, Leaves], Leaves]]:
+        """The programs of a snapshot: in memory of its own, and in that of one before it.
 
-    @functools.cached_property
-    def copy_over(self) -> Callable[[Leaves, Leaves], Leaves]:
-        """The program of a snapshot in the memory of one before it."""
-        return self._compile_copy(lambda _, own: copy_arrays(own), donated=(0,))
-
-    def _compile_copy(
-        self, function: Callable[..., Leaves], donated: tuple[int, ...] = ()
-    ) -> Callable[..., Leaves]:
-        if self.is_split:
-            return compile_function(function, self.mesh, self.leaf_specs, donated=donated)
-        local_mesh = _mesh.make_mesh(self.mesh.local_devices[:1])
-        return compile_function(function, local_mesh, donated=donated)
+        They run on all devices where the state is split over them.
+        """
+        mesh, specs = self.mesh, self.leaf_specs
+        if not self.is_split:
+            mesh, specs = _mesh.make_mesh(mesh.local_devices[:1]), WHOLE
+        over = lambda _, own: copy_arrays(own)  # noqa: E731
+        copy = functools.partial(compile_function, mesh=mesh, out_specs=specs)
+        return copy(copy_arrays), copy(over, donated=(0,))
 
     @property
     def variable_specs(self) -> Any:
@@ -839,6 +771,10 @@ class States:
         state, options = self.abstract_state, self.network.options
         counts_skipped = options.skips_non_finite or state.loss_scale
         return len(jax.tree.leaves(state)) - (2 if counts_skipped else 3)
+
+    def divide(self, leaves: list[T]) -> tuple[list[T], list[T]]:
+        """Return what a step changes, of the state's arrays or of what is for each; the rest."""
+        return leaves[: self.num_changed], leaves[self.num_changed :]
 
     def unpack(self, leaves: Sequence[ArrayLike]) -> State:
         """Return the state that a flat list of its arrays makes."""
@@ -873,10 +809,10 @@ class States:
 
 
 class Engine:
-    """A training state on the devices, and the programs that advance it."""
+    """A training state on the devices, and the programs that advance it in an order of updates."""
 
-    def __init__(self, programs: Programs, state: State) -> None:
-        self.programs = programs
+    def __init__(self, programs: Programs, state: State, update_order: tuple[str, ...]) -> None:
+        self.programs, self.update_order = programs, update_order
         self.leaves: Leaves = jax.tree.leaves(state)
         self._launching = threading.Lock()
 
@@ -894,11 +830,61 @@ class Engine:
         """Whether the state went into a launch that failed."""
         return any(leaf.is_deleted() for leaf in self.leaves)
 
-    def run(self, batch: DeviceBatch, update_order: tuple[str, ...]) -> Launched:
+    def run(self, batch: DeviceBatch) -> Launched:
         """Update the state by placed batches; returns as soon as the launch is enqueued."""
         with self._launching:
-            self.leaves, launched = self.programs.launch(self.leaves, batch, update_order)
+            self.leaves, launched = self.programs.launch(self.leaves, batch, self.update_order)
         return launched
+
+    def compile_ahead(self, batch: DeviceBatch, num_examples: int | None = None) -> None:
+        """Compile the train program for a batch in a thread, so that its launch need not wait.
+
+        Or for one alike of another number of examples.
+        """
+        programs, rows, feed = self.programs, batch.rows, batch.feed
+        program = programs.compiled.get((self.update_order, batch.num_steps))
+        if num_examples is not None:
+            rows = programs.feeders["train"].choose_rows((num_examples,))
+        if program is None or rows in program.sizes:
+            return
+        if num_examples is not None:
+            feed = jax.tree.map(lambda x: _describe(x, rows.size), dict(feed))
+        described = jax.tree.map(_describe, (*programs.states.divide(self.leaves), feed))
+        program.compile_ahead(rows, *described)
+
+    def run_eagerly(
+        self, batch: DeviceBatch, watch: Callable[[], contextlib.AbstractContextManager[object]]
+    ) -> None:
+        """Run one launch operation by operation, each compiled by itself and slow.
+
+        An exception of `jax.debug_nans`, which `watch` turns on, then shows the operation's lines,
+        or those of what a gradient is of; both get lost on the way out of `jax.jit`.
+        """
+        chosen = self.programs.choose_updates(self.update_order)
+        updates = [dataclasses.replace(update, watch=watch) for update in chosen]
+        step = self.programs.train_function(updates, batch.num_steps)
+        step(*self.programs.states.divide(self.leaves), batch.feed, batch.rows)
+
+    def measure(self, batch: DeviceBatch) -> tuple[_metrics.StepValues, float]:
+        """Return what the launch of a batch will do to parameters, and the seconds that this took.
+
+        Takes nothing of the state. Waits for the steps before it, and for the sizes. So its own
+        time is known, and no part of training's; and of several CPU devices, on which two programs
+        at a time may deadlock, none runs another.
+        """
+        programs, num_steps = self.programs, batch.num_steps
+        program = programs.keep(
+            ("measuring", self.update_order, num_steps),
+            lambda: programs.train_program(self.update_order, num_steps, measures=True),
+        )
+        jax.block_until_ready(self.leaves)
+        start, compiled = time.perf_counter(), programs.compile_time.secs
+        sizes = program(*programs.states.divide(self.leaves), batch.feed, batch.rows)
+        jax.block_until_ready(sizes)
+        secs = time.perf_counter() - start - (programs.compile_time.secs - compiled)
+        paths = {name: sorted(programs.network.updates[name].trained) for name in sizes}
+        show, is_single = functools.partial(describe_updates, paths), len(programs.structures) == 1
+        return _metrics.StepValues(sizes, num_steps, is_single, show), max(secs, 0.0)
 
     @contextlib.contextmanager
     def between_launches(self) -> Iterator[State]:
@@ -907,14 +893,6 @@ class Engine:
             # Two programs at a time may deadlock on several CPU devices.
             jax.block_until_ready(self.leaves)
             yield self.state
-
-    def adopt(self, variables: Mapping[str, Nested[ArrayLike]]) -> None:
-        """Take other variables; an optimizer that holds parameters holds the new ones then."""
-        self.state = self.programs.states.adopt(variables, self.state)
-
-    def set_update_scale(self, scale: np.ndarray) -> None:
-        """Multiply every later update by a number, float32 without axes."""
-        self.state = self.state._replace(update_scale=copy_to(scale, self.programs.mesh))
 
     def freeze(self, patterns: Sequence[str]) -> None:
         """Train all parameters but these from here on; see `States.take_over`."""
@@ -935,21 +913,7 @@ class Engine:
         """Return an engine of its own with a copy of the state, or of other arrays as one."""
         states = self.programs.states
         copied = copy_to(list(leaves or self.leaves), self.programs.mesh, states.leaf_specs)
-        return Engine(self.programs, self.programs.states.unpack(copied))
-
-    def restore(self, arrays: Mapping[str, np.ndarray], states: States | None = None) -> None:
-        """Take the state of a checkpoint, arrays by leaf name, into buffers that may be donated."""
-        own = self.programs.states
-        named = states or own
-        leaves = [arrays[name] for name in named.leaf_names]
-        leaves = copy_to(leaves, self.programs.mesh, named.leaf_specs)
-        state = named.unpack(leaves)
-        self.state = state if named is own else own.take_over(state)
-
-    def replace(self, leaves: Mapping[int, np.ndarray]) -> None:
-        """Take other values of some arrays that each device holds whole, by their numbers."""
-        for number, leaf in copy_to(dict(leaves), self.programs.mesh).items():
-            self.leaves[number] = leaf
+        return Engine(self.programs, states.unpack(copied), self.update_order)
 
     @property
     def reuses_snapshots(self) -> bool:
@@ -969,10 +933,9 @@ class Engine:
         states, own = self.programs.states, self.leaves
         if not states.is_split:
             own = [leaf.addressable_data(0) for leaf in own]
-        if spare and self.reuses_snapshots:
-            copied = states.copy_over(list(spare), own)
-        else:
-            copied = states.copy_out(own)
+        copy, copy_over = states.copies
+        is_reused = spare and self.reuses_snapshots
+        copied = copy_over(list(spare), own) if is_reused else copy(own)
         if self.programs.mesh.size > 1 and self.reuses_snapshots:
             jax.block_until_ready(copied)
         return copied

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock import _mesh, _model_file, _parameter_names
+from penstock import _mesh, _model_file
 from penstock._errors import ProgramError, check_known, listed
 from penstock._model_file import SCALE, Field, Manifest
 from penstock._padded_batches import Rows
-from penstock._parameter_names import spell
+from penstock._parameter_names import flatten_variables, nest_variables, spell
 from penstock._program.frame import Variables
 from penstock._program.inputs import LEAST_BUCKET, LEAST_COUNT, FeedSpec
 from penstock._program.user_lines import find_raising_frame
@@ -109,10 +109,9 @@ def pack(
 ) -> dict[str, np.ndarray]:
     """Return the entries that the program uses by name, in the dtype that they are kept in."""
     packed: dict[str, np.ndarray] = {}
-    whole = _mesh.fetch_whole({collection: dict(tree) for collection, tree in variables.items()})
-    trees = {collection: _parameter_names.flatten(tree) for collection, tree in whole.items()}
+    whole = flatten_variables(_mesh.fetch_whole(dict(variables)))
     for collection, path in probe.shape_table:
-        name, value = spell((collection, *path)), np.asarray(trees[collection][path])
+        name, value = spell((collection, *path)), np.asarray(whole[collection, path])
         is_matrix = value.ndim > 1 and jnp.issubdtype(value.dtype, jnp.floating)
         if collection != "params" or not is_matrix or dtype == "float32":
             packed[name] = value
@@ -131,13 +130,12 @@ def pack(
 
 def unpack(weights: Arrays, probe: Probe) -> Variables:
     """Return variables in the dtypes of the program, from how a model file keeps them."""
-    trees: dict[str, dict[Any, Any]] = {"params": {}, "batch_stats": {}}
+    entries = {}
     for (collection, path), (_, dtype) in probe.shape_table.items():
         name = spell((collection, *path))
-        value = weights[name].astype(dtype)
-        scale = weights.get(name + SCALE)
-        trees[collection][path] = value if scale is None else value * scale.astype(dtype)
-    return {collection: _parameter_names.nest(tree) for collection, tree in trees.items()}
+        value, scale = weights[name].astype(dtype), weights.get(name + SCALE)
+        entries[collection, path] = value if scale is None else value * scale.astype(dtype)
+    return nest_variables(entries)
 
 
 def _list_forms(probe: Probe, platforms: Sequence[str]) -> list[tuple[Probe, list[str]]]:
@@ -188,13 +186,13 @@ def make_answer(probe: Probe) -> Any:
 
     It takes what `pack` returns, and inputs as `describe_feed` has them.
     """
-    mesh = _mesh.make_mesh(jax.local_devices()[:1])
+    alone = probe.on_one_device()
 
     def answer(weights: Arrays, feed: Arrays) -> tuple[Any, ...]:
         sizes = [x.shape[0] for x in feed.values()] or [1]
         rows = Rows(sizes[0], sizes[0], ((0, sizes[0]),))
         fed = {name: spec.join(feed) for name, spec in probe.feed_specs.items()}
-        return tuple(_step.infer_step(probe, mesh, unpack(weights, probe), fed, rows))
+        return tuple(_step.infer_step(alone, unpack(weights, probe), fed, rows))
 
     return jax.jit(answer)
 

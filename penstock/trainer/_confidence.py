@@ -37,7 +37,7 @@ class Resamples:
 
     def __init__(self, programs: Programs, confidence: float) -> None:
         self._programs, self._confidence = programs, confidence
-        self._sums: dict[str, _metrics.Accumulator] = {}
+        self._sums: dict[str, _metrics.Sums] = {}
         self._counts: list[int] = []
 
     def add(self, state: State, batch: DeviceBatch) -> None:

@@ -69,12 +69,10 @@ class InFlight:
     read, so that a loss gone bad is noticed soon and without a synchronisation.
     """
 
-    def __init__(
-        self, engine: Engine, status: Status, saver: Saver, action: OnNonFinite, num_updates: int
-    ) -> None:
+    def __init__(self, engine: Engine, status: Status, saver: Saver, action: OnNonFinite) -> None:
         self._engine, self._programs = engine, engine.programs
         self._status, self._saver = status, saver
-        self._action, self._num_updates = action, num_updates
+        self._action, self._num_updates = action, len(engine.update_order)
         mesh = engine.programs.mesh
         self._limit = max_in_flight(mesh)
         # Where every launch is waited for, each has a flag.
@@ -154,7 +152,7 @@ class InFlight:
         elif not flag[1]:  # a gradient of the last step, or of a parameter no loss has seen since
             self._react(f"an update that is not finite {where}", first, last)
 
-    def check_read(self, launched: _metrics.LaunchValues, first_step: int) -> None:
+    def check_read(self, launched: _metrics.StepValues, first_step: int) -> None:
         """Look at the losses of a launch that a handler has just read; costs no waiting.
 
         Not on several processes, of which only some may read.
@@ -164,9 +162,11 @@ class InFlight:
         if first_step < self._first_kept_step:  # its state was given up since
             return
         for k in range(launched.num_steps):
-            for name, loss in launched.losses(k).items():
+            for name, values in launched.values.items():
+                structures = self._programs.structures
+                loss = float(np.ravel(values[structures[name].loss_index])[k])
                 if not np.isfinite(loss):
-                    of = f" of {name!r}" if len(self._programs.structures) > 1 else ""
+                    of = f" of {name!r}" if len(structures) > 1 else ""
                     step = first_step + k
                     self._react(f"a loss{of} of {loss} at global step {step}", step, step)
                     return
@@ -251,7 +251,7 @@ class InFlight:
         return f"{first}The parameters {followed}. {lookups}"
 
 
-def _list_bad_metrics(sums: _metrics.Accumulator, program: Probe, prefix: str) -> list[str]:
+def _list_bad_metrics(sums: _metrics.Sums, program: Probe, prefix: str) -> list[str]:
     """Return how the metrics are called whose sum is not finite, in the order of the program."""
     # The high halves of the pairs are enough: what is not finite is so in both.
     scalars, arrays = iter(sums.scalars[0]), iter(sums.arrays)

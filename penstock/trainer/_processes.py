@@ -22,10 +22,10 @@ from penstock._interrupts import Interrupts
 from penstock._padded_batches import Share, list_bytes
 from penstock._parameter_names import spell
 from penstock._program import sequences
-from penstock._program.inputs import Feed
+from penstock._program.inputs import Feed, FeedSpec
 from penstock._version import __version__
 from penstock.distributed.group import Group
-from penstock.program_builder.engine import Engine, Programs, digest
+from penstock.program_builder.engine import Engine, Programs, copy_to, digest
 from penstock.trainer._saver import Saver, Status
 
 
@@ -39,8 +39,8 @@ class Processes:
         self, engine: Engine, status: Status, saver: Saver, interrupts: Interrupts
     ) -> None:
         self.group: Group = engine.programs.group
-        self._engine, self._status = engine, status
-        self._saver, self._interrupts = saver, interrupts
+        self.engine, self.status = engine, status
+        self.saver, self.interrupts = saver, interrupts
         self._is_compared = self.group.count == 1
 
     @contextlib.contextmanager
@@ -53,7 +53,7 @@ class Processes:
     @contextlib.contextmanager
     def run(self, seed: int, arguments: Callable[[], Mapping[str, object]]) -> Iterator[None]:
         """Be in a run, whose wishes and whereabouts the group is told."""
-        group, status, saver, interrupts = self.group, self._status, self._saver, self._interrupts
+        group, status, saver, interrupts = self.group, self.status, self.saver, self.interrupts
 
         def wants() -> bool:
             is_due = not group.index and saver.is_time()
@@ -64,19 +64,19 @@ class Processes:
 
         with group.watched(wants, describe, saver.give_up):
             if not self._is_compared:
-                compare_processes(group, self._engine, arguments(), seed)
+                compare_processes(group, self.engine, arguments(), seed)
                 self._is_compared = True
             yield
 
     def agree(self) -> None:
         """Stop, save and end as all processes do. Collective."""
-        status, interrupts = self._status, self._interrupts
-        is_time = not self.group.index and self._saver.is_time()
+        status, interrupts = self.status, self.interrupts
+        is_time = not self.group.index and self.saver.is_time()
         wishes = [interrupts.signal, is_time, status.is_stop_wanted]
         rows = self.group.exchange("an agreement to stop or save", wishes)
         status.is_stop_wanted = False
         if rows[0][1]:
-            self._saver.save(status)
+            self.saver.save(status)
         stops = [index for index, (_, _, is_stop) in enumerate(rows) if is_stop]
         if stops:
             status.is_stopping = True
@@ -93,7 +93,7 @@ class Processes:
 
         Each puts the part of its devices there, so that of two sets nobody would have the whole.
         """
-        if self.group.count == 1 or not self._engine.programs.states.is_split:
+        if self.group.count == 1 or not self.engine.programs.states.is_split:
             return
         digests = [
             "" if isinstance(x, jax.Array) else hashlib.sha256(np.asarray(x).tobytes()).hexdigest()
@@ -112,7 +112,7 @@ class Processes:
             return
         more = f" and {len(processes) - 1} more" if len(processes) > 1 else ""
         whose = f" on process {processes[0]}{more}" if len(processes) < self.group.count else ""
-        step = self._status.global_step
+        step = self.status.global_step
         _LOGGER.warning("%s%s: all processes end after global step %d", cause, whose, step)
 
 
@@ -192,10 +192,8 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     names = list(engine.programs.states.leaf_names)
     first = group.broadcast(name, digests)
     own = [number for number, (a, b) in enumerate(zip(first, digests, strict=True)) if a != b]
-    rows = group.gather(name, [int(seed), own])
-    numbers = group.broadcast(
-        name, sorted({number for _, differing in rows for number in differing})
-    )
+    rows = group.exchange(name, [int(seed), own])
+    numbers = sorted({number for _, differing in rows for number in differing})
     if not numbers:
         return
     if not group.index:
@@ -204,7 +202,8 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
 
     leaves = jax.device_get([engine.leaves[number].addressable_data(0) for number in numbers])
     values = multihost_utils.broadcast_one_to_all(leaves)
-    engine.replace(dict(zip(numbers, values, strict=True)))
+    for number, leaf in zip(numbers, copy_to(values, engine.programs.mesh), strict=True):
+        engine.leaves[number] = leaf
 
 
 def _warn_of_states(names: Sequence[str], rows: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -242,122 +241,106 @@ class Launch(NamedTuple):
     state: object
 
 
-class SharedBatches:
-    """The batches of a pass by launches, levelled so that each finds batches of all processes.
+def share_batches(
+    programs: Programs,
+    mode: str,
+    batches: _reader_items.Pass,
+    on_unequal: OnUnequal,
+    *,
+    steps: int = 1,
+    is_tracked: bool = False,
+) -> Generator[Launch, None, None]:
+    """Yield the batches of a pass by launches, each with batches of all processes. Collective.
 
     A program is compiled for the examples that each process brings, so all read some batches ahead
-    and tell each other how long they are. Whoever has no more brings empty batches.
+    and tell each other how long they are. Whoever has no more brings empty batches. Closes the
+    reader at the end.
     """
-
-    def __init__(
-        self,
-        programs: Programs,
-        mode: str,
-        batches: _reader_items.Pass,
-        on_unequal: OnUnequal,
-        *,
-        steps: int = 1,
-        is_tracked: bool = False,
-    ) -> None:
-        self._programs, self._what = programs, f"trainer.{mode}"
-        self._group, self._steps = programs.group, steps
-        self._batches, self._inputs = batches, batches.fields.specs
-        self._is_tracked = is_tracked
-        self._on_unequal: OnUnequal = on_unequal
-        self._num_batches = 0
-        self._last_state: object = None
-
-    def __iter__(self) -> Generator[Launch, None, None]:
-        """Yield the batches of each launch; closes the reader at the end. Collective."""
-        get_state = self._batches.state if self._is_tracked else type(None)
-        is_alone = self._group.count == 1
-        self._last_state = get_state()
-        with contextlib.closing(iter(self._batches)) as feeds:
-            # With the position: others are read before this batch has run.
-            if is_alone and self._steps == 1:
-                for feed in feeds:
-                    yield Launch((feed,), None, get_state())
-                return
-            read = ((feed, get_state()) for feed in feeds)
-            taken = list(itertools.islice(read, 1))
-            number = self._steps if is_alone else self._meet_first([feed for feed, _ in taken])
-            taken += itertools.islice(read, number - 1)
-            # Of sequences all tell each other more in each launch.
-            dense = {n: s for n, s in self._inputs.items() if not (is_alone or s.lod_level)}
-            while True:
-                own = [
-                    Share(count_examples(feed, self._inputs), list_bytes(feed, dense))
-                    for feed, _ in taken
-                ]
-                rows = [own]
-                if not is_alone:
-                    told = self._group.exchange(f"{self._what} (its batches)", own)
-                    rows = [[Share(*share) for share in row] for row in told]
-                yield from self._group_alike(taken, rows)
-                if max(map(len, rows)) < number:
-                    return
-                taken = list(itertools.islice(read, number))
-
-    def _group_alike(
-        self, taken: list[tuple[Feed, object]], rows: Sequence[Sequence[Share]]
-    ) -> Generator[Launch, None, None]:
-        """Yield the launches of some batches, each of as many examples in all of its steps."""
-        longest = max(map(len, rows))
-        if min(map(len, rows)) < longest:
-            self._check_unequal([self._num_batches + len(row) for row in rows])
-        self._num_batches += len(taken)
-        if taken:
-            self._last_state = taken[-1][1]
-        if len(taken) < longest:
-            empty = _reader_items.make_empty(self._inputs)
-            taken = taken + [(empty, self._last_state)] * (longest - len(taken))
-        shares = list(itertools.zip_longest(*rows, fillvalue=Share(0)))
-        for first in range(0, longest, self._steps):
-            places = range(first, min(first + self._steps, longest))
-            is_full = len(places) == self._steps
-            is_alike = is_full and all(shares[n] == shares[first] for n in places)
-            # Else one by one: a launch of another number of steps would be one more to compile.
-            for some in [places] if is_alike else [(n,) for n in places]:
-                feeds = [taken[n][0] for n in some]
-                yield Launch(feeds, shares[some[-1]], taken[some[-1]][1])
-
-    def _meet_first(self, first: list[Feed]) -> int:
-        """Return how many batches all read ahead, from their first ones. Collective."""
-        inputs = {n: feed[n] for feed in first for n in self._inputs if n in feed}
-        size = sum(_as_array(value).nbytes for value in inputs.values())
-        rows = self._group.gather(self._what, [size, _hash(inputs)])
-        hashes = [digest for num_bytes, digest in rows if num_bytes]
-        is_same = len(hashes) > 1 and len(set(hashes)) == 1
-        if is_same and self._programs.is_first_time(f"{self._what} same"):
-            _LOGGER.warning(
-                "%s got the same first batch on all %d processes, expected a part of the data on "
-                "each: every example would count several times. Readers of penstock share the data "
-                "by themselves; of a reader of your own yield jax.process_index()'s part.",
-                self._what,
-                len(hashes),
-            )
-        largest = self._group.broadcast(
-            self._what, max([num_bytes for num_bytes, _ in rows], default=0)
-        )
-        number = _MOST_AHEAD_BYTES // max(1, largest)
-        return self._steps * max(1, min(number, _MOST_AHEAD) // self._steps)
-
-    def _check_unequal(self, numbers: Sequence[int]) -> None:
-        key = f"{self._what} unequal"
-        if self._on_unequal == "pad" and not self._programs.is_first_time(key):
+    group, what, specs = programs.group, f"trainer.{mode}", batches.fields.specs
+    get_state = batches.state if is_tracked else type(None)
+    is_alone, last, num_before = group.count == 1, get_state(), 0
+    with contextlib.closing(iter(batches)) as feeds:
+        # With the position: others are read before this batch has run.
+        if is_alone and steps == 1:
+            for feed in feeds:
+                yield Launch((feed,), None, get_state())
             return
-        longest = max(numbers)
-        counts = ", ".join(
-            f"process {index} has {n if n < longest else f'more than {min(numbers)}'}"
-            for index, n in enumerate(numbers)
+        read = ((feed, get_state()) for feed in feeds)
+        taken, number = list(itertools.islice(read, 1)), steps
+        if not is_alone:
+            most = _meet_first(programs, what, specs, [feed for feed, _ in taken])
+            number *= max(1, most // steps)
+        taken += itertools.islice(read, number - 1)
+        # Of sequences all tell each other more in each launch.
+        dense = {n: s for n, s in specs.items() if not (is_alone or s.lod_level)}
+        while True:
+            own = [Share(count_examples(feed, specs), list_bytes(feed, dense)) for feed, _ in taken]
+            rows = [own]
+            if not is_alone:
+                told = group.exchange(f"{what} (its batches)", own)
+                rows = [[Share(*share) for share in row] for row in told]
+            longest = max(map(len, rows))
+            if min(map(len, rows)) < longest and (
+                on_unequal == "raise" or programs.is_first_time(f"{what} unequal")
+            ):
+                _tell_unequal(what, [num_before + len(row) for row in rows], on_unequal)
+            last = taken[-1][1] if taken else last
+            taken += [(_reader_items.make_empty(specs), last)] * (longest - len(taken))
+            yield from _group_alike(taken, rows, steps)
+            if longest < number:
+                return
+            num_before += number
+            taken = list(itertools.islice(read, number))
+
+
+def _group_alike(
+    taken: Sequence[tuple[Feed, object]], rows: Sequence[Sequence[Share]], steps: int
+) -> Generator[Launch, None, None]:
+    """Yield the launches of some batches, each of as many examples in all of its steps."""
+    shares = list(itertools.zip_longest(*rows, fillvalue=Share(0)))
+    for first in range(0, len(taken), steps):
+        places = range(first, min(first + steps, len(taken)))
+        is_alike = len(places) == steps and all(shares[n] == shares[first] for n in places)
+        # Else one by one: a launch of another number of steps would be one more to compile.
+        for some in [places] if is_alike else [(n,) for n in places]:
+            feeds = [taken[n][0] for n in some]
+            yield Launch(feeds, shares[some[-1]], taken[some[-1]][1])
+
+
+def _meet_first(
+    programs: Programs, what: str, specs: Mapping[str, FeedSpec], first: list[Feed]
+) -> int:
+    """Return how many batches all read ahead, from their first ones. Collective."""
+    inputs = {n: feed[n] for feed in first for n in specs if n in feed}
+    size = sum(_as_array(value).nbytes for value in inputs.values())
+    rows = programs.group.gather(what, [size, _hash(inputs)])
+    hashes = [digest for num_bytes, digest in rows if num_bytes]
+    is_same = len(hashes) > 1 and len(set(hashes)) == 1
+    if is_same and programs.is_first_time(f"{what} same"):
+        _LOGGER.warning(
+            "%s got the same first batch on all %d processes, expected a part of the data on "
+            "each: every example would count several times. Readers of penstock share the data "
+            "by themselves; of a reader of your own yield jax.process_index()'s part.",
+            what,
+            len(hashes),
         )
-        text = f"{self._what} got readers of different lengths: of batches {counts}"
-        if self._on_unequal == "raise":
-            raise ReaderError(
-                f"{text}; expected the same number on every process. Give every process as much, "
-                "or pass on_unequal='pad', which feeds empty batches."
-            )
-        _LOGGER.warning("%s. Those that have no more feed empty batches, which count nothing", text)
+    largest = programs.group.broadcast(what, max([num_bytes for num_bytes, _ in rows], default=0))
+    return max(1, min(_MOST_AHEAD_BYTES // max(1, largest), _MOST_AHEAD))
+
+
+def _tell_unequal(what: str, numbers: Sequence[int], on_unequal: OnUnequal) -> None:
+    longest = max(numbers)
+    counts = ", ".join(
+        f"process {index} has {n if n < longest else f'more than {min(numbers)}'}"
+        for index, n in enumerate(numbers)
+    )
+    text = f"{what} got readers of different lengths: of batches {counts}"
+    if on_unequal == "raise":
+        raise ReaderError(
+            f"{text}; expected the same number on every process. Give every process as much, "
+            "or pass on_unequal='pad', which feeds empty batches."
+        )
+    _LOGGER.warning("%s. Those that have no more feed empty batches, which count nothing", text)
 
 
 def count_examples(feed: Feed, inputs: Iterable[str]) -> int:

@@ -20,7 +20,7 @@ from penstock._padded_batches import DeviceBatch
 from penstock._program.sequences import NestedSequence, Sequence
 from penstock._program.user_lines import find_raising_frame
 from penstock.program_builder.engine import Engine, Network, Programs
-from penstock.trainer._processes import SharedBatches
+from penstock.trainer._processes import share_batches
 from penstock.trainer._saver import pick_state, restore
 
 _MOST_STEPS = 100_000
@@ -30,19 +30,17 @@ _MOST_TRIED = 100
 
 
 def replay_step(
-    programs: Programs,
+    engine: Engine,
     contents: Contents | None,
-    seed: int,
     reader: _reader_items.ReaderLike,
     fields: _reader_items.Fields,
-    update_order: tuple[str, ...],
     step: int | None,
 ) -> NoReturn:
     """Train from a state until a step is not finite, and run that one with JAX's nan debugging.
 
     Collective; each process then runs the step of all of them alone, and all raise the same.
     """
-    engine, position = Engine(programs, programs.states.init(seed)), Position()
+    programs, position = engine.programs, Position()
     if contents is not None:
         restore(engine, contents, "to replay")
         position = contents.position
@@ -55,10 +53,10 @@ def replay_step(
                 continue
             # Kept of each step, since only after it is known whether it is the bad one.
             before = engine.copy()
-            losses = _run(engine, batch, update_order)
+            losses = _run(engine, batch)
             if number == step or (step is None and _is_bad(before, engine, losses)):
                 is_infinite = any(np.isinf(loss) for loss in jax.device_get(losses))
-                _explain(before, batch, update_order, number, is_infinite=is_infinite)
+                _explain(before, batch, number, is_infinite=is_infinite)
             number += 1
             # Epochs follow without end: a run that is fine would be replayed for ever.
             if step is None and number - position.global_step >= _MOST_STEPS:
@@ -69,8 +67,8 @@ def replay_step(
     raise AssertionError("batches are yielded until something is raised")
 
 
-def _run(engine: Engine, batch: DeviceBatch, update_order: tuple[str, ...]) -> list[jax.Array]:
-    values, structures = engine.run(batch, update_order).values, engine.programs.structures
+def _run(engine: Engine, batch: DeviceBatch) -> list[jax.Array]:
+    values, structures = engine.run(batch).values, engine.programs.structures
     losses: Any = [returned[structures[name].loss_index] for name, returned in values.items()]
     return losses
 
@@ -84,9 +82,8 @@ def _batches_from(
     for epoch in itertools.count(position.epoch + 1):
         num_batches = num_before
         # Levelled as in the run: another process may have more of them in an epoch.
-        launches = SharedBatches(programs, "replay", pass_, "pad")
-        with contextlib.closing(iter(launches)) as batches:
-            for feeds, shares, _ in batches:
+        with contextlib.closing(share_batches(programs, "replay", pass_, "pad")) as launches:
+            for feeds, shares, _ in launches:
                 num_batches += 1
                 yield programs.place("train", feeds, shares)
         if not num_batches:
@@ -107,14 +104,7 @@ def _is_bad(before: Engine, after: Engine, losses: list[jax.Array]) -> bool:
     return is_skipped or not all(np.all(np.isfinite(x)) for x in watched)
 
 
-def _explain(
-    engine: Engine,
-    placed: DeviceBatch,
-    update_order: tuple[str, ...],
-    number: int,
-    *,
-    is_infinite: bool,
-) -> NoReturn:
+def _explain(engine: Engine, placed: DeviceBatch, number: int, *, is_infinite: bool) -> NoReturn:
     where = f"replay of global step {number}"
     engine, placed = _run_alone(engine, placed)
     modes = [jax.debug_nans, jax.debug_infs]
@@ -122,13 +112,11 @@ def _explain(
         # An infinite loss makes nan of every gradient: there the first infinity says more.
         for mode in reversed(modes) if is_infinite else modes:
             with _without_repetitions():
-                engine.programs.run_eagerly(
-                    engine.leaves, placed, update_order, functools.partial(mode, True)
-                )
+                engine.run_eagerly(placed, functools.partial(mode, True))
     except FloatingPointError as error:
         raise FloatingPointError(
             f"{where}: {str(error).splitlines()[0]}. {_list_non_finite(engine, placed)}"
-            f"{_find_line(error)}{_find_out_of_range(engine, placed, update_order)}"
+            f"{_find_line(error)}{_find_out_of_range(engine, placed)}"
         ) from error
     raise FloatingPointError(
         f"{where} made neither a nan nor an infinity when its operations ran one by one. Pass "
@@ -150,13 +138,13 @@ def _run_alone(engine: Engine, placed: DeviceBatch) -> tuple[Engine, DeviceBatch
         from jax.experimental import multihost_utils
 
         feed = multihost_utils.process_allgather(feed, tiled=True)
-    options = dataclasses.replace(
-        engine.programs.options, state_sharding=None, parameter_sharding=()
-    )
     mesh = _mesh.make_mesh(jax.local_devices()[:1])
-    alone = Programs(Network(engine.programs.network.objectives, None, mesh, options))
+    options = dataclasses.replace(
+        engine.programs.options, mesh=mesh, state_sharding=None, parameter_sharding=()
+    )
+    alone = Programs(Network(engine.programs.network.objectives, None, options))
     state = alone.states.unpack(_mesh.fetch_whole(engine.leaves))
-    return Engine(alone, state), placed._replace(feed=feed)
+    return Engine(alone, state, engine.update_order), placed._replace(feed=feed)
 
 
 @contextlib.contextmanager
@@ -182,7 +170,7 @@ def _list_non_finite(engine: Engine, placed: DeviceBatch) -> str:
     return text
 
 
-def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[str, ...]) -> str:
+def _find_out_of_range(engine: Engine, placed: DeviceBatch) -> str:
     """Return which ids or labels make the step not finite, found by putting 0 in their place."""
     feed = jax.device_get(dict(placed.feed))
     specs = engine.programs.network.feed_specs
@@ -203,7 +191,7 @@ def _find_out_of_range(engine: Engine, placed: DeviceBatch, update_order: tuple[
         before = engine.copy(_mesh.fetch_whole(engine.leaves))
         after = before.copy()
         tried = placed._replace(feed={**feed, **put})
-        return _is_bad(before, after, _run(after, tried, update_order))
+        return _is_bad(before, after, _run(after, tried))
 
     if not ids or is_bad({}):
         return ""

@@ -20,15 +20,13 @@ from penstock import _metrics, _reader_items, events, metrics
 from penstock._errors import NonFiniteError, check_int
 from penstock._interrupts import Interrupts
 from penstock._padded_batches import DeviceBatch
-from penstock._parameter_updates import MeasuredSteps
 from penstock._tracing.untrained import has_draw, list_traces
 from penstock.metrics import RowMetric
 from penstock.program_builder import State
-from penstock.program_builder.engine import Engine, Programs
+from penstock.program_builder.engine import Programs
 from penstock.trainer import _in_flight
 from penstock.trainer._confidence import Resamples
-from penstock.trainer._processes import OnUnequal, Processes, SharedBatches
-from penstock.trainer._saver import HandlerStates, Saver, Status
+from penstock.trainer._processes import OnUnequal, Processes, share_batches
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -39,25 +37,21 @@ T = TypeVar("T")
 class Run:
     """One call of `Trainer.train`."""
 
-    engine: Engine
-    status: Status
+    processes: Processes
     reader: _reader_items.ReaderLike
     fields: _reader_items.Fields
-    update_order: tuple[str, ...]
     steps_per_call: int
     emit: events.Handler
     on_non_finite: _in_flight.OnNonFinite
-    saver: Saver
-    handlers: HandlerStates
-    processes: Processes
-    interrupts: Interrupts
     on_unequal: OnUnequal
 
     def __post_init__(self) -> None:
-        self.group, self.updates_every = self.processes.group, 0
-        self._unread: tuple[_metrics.LaunchValues, int] | None = None
+        processes, self.updates_every = self.processes, 0
+        self.group, self.engine, self.status = processes.group, processes.engine, processes.status
+        self.saver, self.interrupts = processes.saver, processes.interrupts
+        self._unread: tuple[_metrics.StepValues, int] | None = None
         self.in_flight = _in_flight.InFlight(
-            self.engine, self.status, self.saver, self.on_non_finite, len(self.update_order)
+            self.engine, self.status, self.saver, self.on_non_finite
         )
         status = self.status  # not of `self`, which holds the engine
         self.data_wait = DataWait(
@@ -116,8 +110,7 @@ class Run:
         # A resumed script passes over the calls of `train` that were done before.
         if status.is_over:
             return
-        self.handlers.restore_to(event_handler)
-        self.saver.begin(status)
+        self.saver.begin(status, event_handler)
         end_epoch = status.begin_call() + num_epochs
         self.group.advance(status.global_step)
         self._meet_if_asked()
@@ -142,7 +135,7 @@ class Run:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
         status, emit, programs = self.status, self.emit, self.engine.programs
         structures, compile_time = programs.structures, programs.compile_time
-        epoch, first_step = status.epoch, status.step
+        epoch, first_step, is_single = status.epoch, status.step, len(structures) == 1
         if not first_step:
             # The sums of the last epoch leave the state: EndEpoch may be read at any time.
             self.engine.reset_metrics()
@@ -159,7 +152,7 @@ class Run:
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
         with contextlib.closing(self.data_wait.watch(self._place_batches())) as batches:
             for batch in batches:
-                num_steps, first, step = len(batch.counts), status.global_step, status.step
+                num_steps, first, step = batch.num_steps, status.global_step, status.step
                 is_fetched = []
                 # All BeginStep of a launch fire before it: its steps run as one.
                 for k in range(num_steps):
@@ -167,16 +160,19 @@ class Run:
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
                 every, compiled = self.updates_every, compile_time.secs
-                measured = self._measure(batch, first) if every else None
+                measured, beside = self._measure(batch, first) if every else (None, 0.0)
                 # Returns at once; the loop goes on while the device computes.
-                values = self._launch(batch, structures)
+                values, rates = self._launch(batch, structures)
                 # In equal parts, so that the steps' sum is the launch's.
-                beside = 0.0 if measured is None else measured.secs
                 secs = ((compile_time.secs - compiled) / num_steps, beside / num_steps)
                 for k in range(num_steps):
                     # The handler's reading fetches, not the event.
                     read = functools.partial(values.at, k) if is_fetched[k] else None
-                    rate = functools.partial(values.rate_at, k) if values.has_rates else None
+                    rate = (
+                        functools.partial(_read_rates, rates, num_steps, is_single, k)
+                        if rates
+                        else None
+                    )
                     updates = None
                     if measured is not None and (first + k + 1) % every == 0:
                         updates = functools.partial(measured.at, k)
@@ -189,38 +185,43 @@ class Run:
                 # The size of the last batch, where it is known, now that there is a program.
                 if step == first_step and num_steps == self.group.count == 1:
                     last = getattr(self.reader, "last_batch_size", None)
-                    programs.compile_ahead(self.engine.leaves, batch, self.update_order, last)
+                    self.engine.compile_ahead(batch, last)
         self._end_epoch(epoch)
 
-    def _measure(self, batch: DeviceBatch, first_step: int) -> MeasuredSteps | None:
+    def _measure(
+        self, batch: DeviceBatch, first_step: int
+    ) -> tuple[_metrics.StepValues | None, float]:
         """Return what the launch of a batch will do, where a handler wants to know it of a step."""
-        past = (first_step + len(batch.counts)) % self.updates_every
-        if past >= len(batch.counts):
-            return None
-        return self.engine.programs.measure(self.engine.leaves, batch, self.update_order)
+        if (first_step + batch.num_steps) % self.updates_every >= batch.num_steps:
+            return None, 0.0
+        return self.engine.measure(batch)
 
     def _launch(
         self, batch: DeviceBatch, structures: Mapping[str, _metrics.Structure]
-    ) -> _metrics.LaunchValues:
-        """Launch the steps of a batch and count them; does not wait for the device."""
-        status, interrupts, counts = self.status, self.interrupts, batch.counts
+    ) -> tuple[_metrics.StepValues, dict[str, jax.Array]]:
+        """Launch the steps of a batch and count them; does not wait for the device.
+
+        Returns the values of the program functions, and the learning rates that are told.
+        """
+        status, interrupts, num_steps = self.status, self.interrupts, batch.num_steps
         self.group.advance(status.global_step)
         # The launch takes the old state: no interrupt until the new one is stored.
         interrupts.is_held = True
         try:
-            values, flag, rates, _ = self.engine.run(batch, self.update_order)
-            status.global_step += len(counts)
-            status.step += len(counts)
-            status.num_examples += batch.rows.num_examples * len(counts)
+            values, flag, rates, _ = self.engine.run(batch)
+            status.global_step += num_steps
+            status.step += num_steps
+            status.num_examples += batch.rows.num_examples * num_steps
             status.reader_state = batch.reader_state
         finally:
             interrupts.release()
         # Not while interrupts are held back: this may wait for the device.
         self.in_flight.push(flag, status.global_step)
-        return _metrics.LaunchValues(values, structures, counts, rates)
+        show = functools.partial(_metrics.arrange, structures, batch.size)
+        return _metrics.StepValues(values, num_steps, len(structures) == 1, show), rates
 
     def _finish_launch(
-        self, values: _metrics.LaunchValues, first_step: int, is_fetched: bool
+        self, values: _metrics.StepValues, first_step: int, is_fetched: bool
     ) -> None:
         """Look at losses that were read, save where it is time, and end on a signal."""
         # Stock handlers read a step one launch late, so that nothing waits for the device.
@@ -281,16 +282,16 @@ class Run:
 
         What they need is compiled while the steps before them run.
         """
-        programs, order = self.engine.programs, self.update_order
-        pass_, is_tracked = self._open_reader(), self.saver.is_tracking
+        programs, is_tracked = self.engine.programs, self.saver.is_tracking
         steps = {"steps": self.steps_per_call, "is_tracked": is_tracked}
-        launches = SharedBatches(programs, "train", pass_, self.on_unequal, **steps)
-        for launch in launches:
+        for launch in share_batches(
+            programs, "train", self._open_reader(), self.on_unequal, **steps
+        ):
             batch = programs.place("train", launch.feeds, launch.shares)
             if is_tracked:
                 batch = batch._replace(reader_state=launch.state)
             # A size that no batch before had, when it is first placed, some steps before its own.
-            programs.compile_ahead(self.engine.leaves, batch, order)
+            self.engine.compile_ahead(batch)
             yield batch
 
     def _open_reader(self) -> _reader_items.Pass:
@@ -312,6 +313,14 @@ def _read_means(programs: Programs, state: State, epoch: int) -> events.Metrics:
             f"epoch {epoch} got no finite loss and gradients, expected some: every update was "
             "skipped, and there is no mean of its metrics."
         ) from error
+
+
+def _read_rates(
+    rates: Mapping[str, jax.Array], num_steps: int, is_single: bool, number: int
+) -> float | dict[str, float]:
+    """Return the learning rate of step `number` of a launch; waits for the device."""
+    show = lambda _, rate: float(rate)  # noqa: E731
+    return _metrics.StepValues(rates, num_steps, is_single, show).at(number)
 
 
 def _name_reason(error: BaseException) -> events.Reason:
@@ -407,8 +416,8 @@ def run_test(
     reader: _reader_items.ReaderLike,
     fields: _reader_items.Fields,
     interrupts: Interrupts,
-    on_unequal: OnUnequal = "pad",
-    confidence: float | None = None,
+    on_unequal: OnUnequal,
+    confidence: float | None,
 ) -> Any:
     """Return the means over every example of `reader`; an interrupt is raised at once."""
     sums = {name: programs.make_zeros(probe) for name, probe in programs.network.test.items()}
@@ -420,14 +429,14 @@ def run_test(
     with interrupts.open():
         # Always the same pass: a test depends on no test before it, and takes none from training.
         batches = _reader_items.Pass(reader, fields, 0)
-        for launch in SharedBatches(programs, "test", batches, on_unequal):
+        for launch in share_batches(programs, "test", batches, on_unequal):
             placed = programs.place("test", launch.feeds, launch.shares)
             programs.group.advance()
             for name in sums:
                 # Added up on the device: nothing is fetched before the end.
                 sums[name], values = programs.test(state, sums[name], placed, name)
                 _look_at_means(programs, state, placed, name, values)
-                kept[name].append(_metrics.list_kept(values))
+                kept[name].append([value for value in values if isinstance(value, RowMetric)])
                 running.append((sums[name].scalars, kept[name][-1]))
                 # The host would otherwise fill the device's memory with batches, and with rows.
                 if len(running) > limit:

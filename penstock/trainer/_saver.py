@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -31,9 +31,11 @@ from penstock._version import list_versions
 from penstock.distributed.group import Group
 from penstock.events import FeedOrder
 from penstock.metrics import RowMetric
-from penstock.program_builder.engine import Engine, Programs, States
+from penstock.program_builder.engine import Engine, Programs, States, copy_to
 
 _LOGGER = logging.getLogger("penstock")
+
+T = TypeVar("T")
 
 _PIECE = 1 << 16
 
@@ -209,7 +211,8 @@ def pick_state(group: Group, states: list[object] | None) -> object:
 
 def restore(engine: Engine, contents: _checkpoint.Contents, where: str) -> None:
     """Take the state of a checkpoint, and of its optimizers what the engine's `freeze` trains."""
-    states, leaves = find_states(engine, contents), dict(contents.leaves)
+    states, own = find_states(engine, contents), engine.programs.states
+    leaves = dict(contents.leaves)
     for objective, structure in engine.programs.structures.items():
         name = f"metrics.{objective}.scalars"
         if name in leaves:
@@ -218,7 +221,10 @@ def restore(engine: Engine, contents: _checkpoint.Contents, where: str) -> None:
     abstract = jax.tree.leaves(states.abstract_state)
     # Before anything is put on devices: a refusal leaves the engine as it was.
     _checkpoint.check_fits(contents, states.leaf_names, abstract, where)
-    engine.restore(contents.leaves, states)
+    # Into buffers that may be donated.
+    arrays = copy_to([leaves[name] for name in states.leaf_names], own.mesh, states.leaf_specs)
+    state = states.unpack(arrays)
+    engine.state = state if states is own else own.take_over(state)
 
 
 def find_states(engine: Engine, contents: _checkpoint.Contents) -> States:
@@ -250,14 +256,13 @@ class Saver:
         self,
         engine: Engine,
         store: _checkpoint.Store,
-        handlers: HandlerStates,
         *,
         saves_first: bool = False,
     ) -> None:
         self.store, self.directory = store, store.directory
         self.is_resuming = False  # the next pass begins where a checkpoint was written
         self._engine, self._group = engine, engine.programs.group
-        self._config, self._handlers = store.config, handlers
+        self._config, self._handlers = store.config, HandlerStates()
         # Held while something is written and no longer: a notebook makes many trainers.
         self._lock = FolderLock(store.directory)
         self._is_held = False
@@ -299,7 +304,10 @@ class Saver:
             return
         self._is_held, self._held, self.store.is_given_up = True, None, False
         try:
-            run_on_first(self._group, self._take, f"take the folder {str(self.store.directory)!r}")
+            take = lambda: None if self._group.index else self._take()  # noqa: E731
+            name = f"take the folder {str(self.store.directory)!r}"
+            failing = f"could not {name}, which it does for all, expected it to"
+            attempt(self._group, f"the attempt to {name}", take, failing)
             yield
         finally:
             self._is_held = False
@@ -329,8 +337,9 @@ class Saver:
             self.store.try_writing()
             self.store.tidy()
 
-    def begin(self, status: Status) -> None:
+    def begin(self, status: Status, event_handler: object) -> None:
         """Note that a call of `train` begins: the seconds count from here."""
+        self._handlers.restore_to(event_handler)
         if not self._group.index:
             self.store.prepare()
         self._saved_secs = self._clock()
@@ -501,7 +510,7 @@ class Saver:
             return None
         programs = self._engine.programs
         try:
-            means = programs.states.mean_metrics(programs.states.arrange(leaves))
+            means = programs.states.list_means(programs.states.arrange(leaves))
         except _metrics.NoExamplesError:  # since the epoch began
             return None
         return _metrics.find_monitored(means, monitor, programs.structures)
@@ -535,15 +544,12 @@ def _check_monitor(
 ) -> None:
     if not config.num_best or callable(config.monitor) or not structures:
         return
-    # Zeros in the program's structure are enough to look a name up.
-    means = {
-        name: structure.build(
-            [None if isinstance(item.shape, RowMetric) else 0.0 for item in structure.items]
-        )
+    # Zeros are enough to look a name up.
+    zeros = {
+        name: [None if isinstance(item.shape, RowMetric) else 0.0 for item in structure.items]
         for name, structure in structures.items()
     }
-    single = next(iter(means.values()))
-    _metrics.find_monitored(single if len(means) == 1 else means, config.monitor, structures)
+    _metrics.find_monitored(zeros, config.monitor, structures)
 
 
 def _is_finite(array: np.ndarray) -> bool:
@@ -573,21 +579,23 @@ def _not_finite(leaves: Mapping[str, np.ndarray], programs: Programs) -> str:
     return "a state of an epoch with a loss that is not finite is not saved"
 
 
-def run_on_first(group: Group, do: Callable[[], None], what: str) -> None:
-    """Call a function on the first process. Collective."""
-    error = None
-    if not group.index:
-        try:
-            do()
-        except Exception as raised:  # kept until the others know of it
-            error = raised
-    # All of them raise, or none: one that went on alone would wait in the next launch.
-    text = error and f"{type(error).__name__}: {error}"
-    if failure := group.broadcast(f"the attempt to {what}", text):
-        group.leave(0)
-        raise error or CheckpointError(
-            f"process 0 could not {what}, which it does for all, expected it to: {failure}"
-        )
+def attempt(group: Group, name: str, do: Callable[[], T], failing: str) -> T:
+    """Return what a function gives on this process. Collective.
+
+    All of them raise where one fails, or none: one that went on alone would wait for ever. What it
+    is that failed is said after `process 1`.
+    """
+    result, error = None, None
+    try:
+        result = do()
+    except Exception as raised:  # kept until the others know of it
+        error = raised
+    failures = group.exchange(name, error and f"{type(error).__name__}: {error}")
+    if not any(failures):
+        return result  # pyright: ignore[reportReturnType]
+    index = next(number for number, failure in enumerate(failures) if failure)
+    group.leave(index)
+    raise error or CheckpointError(f"process {index} {failing}: {failures[index]}")
 
 
 def read_newest(
@@ -598,27 +606,16 @@ def read_newest(
     Only process 0 writes and deletes, so only it knows what is there to stay: it looks, and the
     others read what it has found.
     """
-    contents, error = None, None
-    if not group.index:
-        try:
-            contents = store.read_newest(before=before)
-        except Exception as raised:  # kept until the others know of it: they wait for the step
-            error = raised
-    # The step alone travels: the files are on a disk that all of them see.
-    name = "the search for the newest checkpoint"
-    step = group.broadcast(name, contents and contents.position.global_step)
-    if group.index and step is not None:
-        try:
-            contents = store.read(step)
-        except CheckpointError as raised:
-            error = raised
-    failures = group.exchange("reading the newest checkpoint", error and str(error))
-    if not any(failures):
-        return contents
-    index = next(number for number, failure in enumerate(failures) if failure)
-    group.leave(index)
-    raise error or CheckpointError(
-        f"{store.directory} got a checkpoint that process {index} cannot read, expected one that "
-        f"all of them can. They must restore the same one. See that every process sees the same "
-        f"folder. It says: {failures[index]}"
+    name, failing = (
+        "reading the newest checkpoint",
+        (
+            f"cannot read the newest checkpoint of {str(store.directory)!r}, expected all of them "
+            "to. They must restore the same one. See that every process sees the same folder"
+        ),
     )
+    search = lambda: None if group.index else store.read_newest(before=before)  # noqa: E731
+    contents = attempt(group, name, search, failing)
+    # The step alone travels: the files are on a disk that all of them see.
+    step = group.broadcast(name, contents and contents.position.global_step)
+    read = lambda: store.read(step) if group.index else contents  # noqa: E731
+    return contents if step is None else attempt(group, name, read, failing)

@@ -49,15 +49,15 @@ from penstock.program_builder import (
     PrecisionName,
     ProgramBuilder,
 )
-from penstock.program_builder.engine import Engine
+from penstock.program_builder.engine import Engine, copy_to
 from penstock.program_builder.exporting import PLATFORMS, WeightDtype
 from penstock.trainer._confidence import check_confidence
 from penstock.trainer._in_flight import OnNonFinite
 from penstock.trainer._processes import OnUnequal, Processes
 from penstock.trainer._replay import replay_step
 from penstock.trainer._run import Run, run_test
-from penstock.trainer._saver import HandlerStates, NoSaver, Saver, Status
-from penstock.trainer.model_saving import ModelSaving
+from penstock.trainer._saver import NoSaver, Saver, Status
+from penstock.trainer.model_saving import save_model, with_program
 from penstock.trainer.prediction import Prediction
 
 _LOGGER = logging.getLogger("penstock")
@@ -191,18 +191,16 @@ class Trainer(FixedAttributes):
         self.about: Mapping[str, Any] = {}
         self._on_non_finite: OnNonFinite = on_non_finite
         self._config = as_config(checkpoint)
-        self._update_order = choose_update_order(self.builder.objectives, schedule)
+        order = choose_update_order(self.builder.objectives, schedule)
         frozen = self.builder.programs.options.freeze
-        self._handlers, self._status = HandlerStates(), Status(freeze=frozen)
+        self._status = Status(freeze=frozen)
         # None of these may hold the trainer: its device memory would wait for Python's collector.
         state = self.builder.init(seed)
-        self._engine = Engine(self.builder.programs, state)
+        self._engine = Engine(self.builder.programs, state, order)
         self._saver: Saver = NoSaver()
         if self._config is not None:
             saves_first = on_non_finite == "roll_back"
-            self._saver = Saver(
-                self._engine, Store(self._config), self._handlers, saves_first=saves_first
-            )
+            self._saver = Saver(self._engine, Store(self._config), saves_first=saves_first)
             self._saver.resume(self._status)
         self._group = self._engine.programs.group
         self._interrupts = Interrupts(is_alone=self._group.count == 1)
@@ -247,17 +245,16 @@ class Trainer(FixedAttributes):
           CheckpointError: checkpoints could not be written; raised when training has ended.
         """
         check_int("num_epochs", num_epochs, 0)
+        _reader_items.check_reader(reader, num_epochs)
+        fields = self._choose_fields("train", feed_order)
         emit = self._combine_handlers(event_handler)
         if self._status.resumed_leaves:
             self._return_to_checkpoint()
         if self._status.freeze != self.builder.programs.options.freeze:
             self._apply_freeze()
         programs = self.builder.programs
-        programs.choose_updates(self._update_order)
-        _reader_items.check_reader(reader, num_epochs)
-        order = feed_order or self._status.feed_order
-        fields = _reader_items.Fields(programs.network.inputs["train"], order)
-        self._status.feed_order = order
+        programs.choose_updates(self._engine.update_order)
+        self._status.feed_order = fields.order
         with (
             self._status.running(),
             self._group.inside("trainer.train"),
@@ -266,18 +263,12 @@ class Trainer(FixedAttributes):
             self._processes.run(self.seed, self._list_arguments),
         ):
             run = Run(
-                engine=self._engine,
-                status=self._status,
+                processes=self._processes,
                 reader=reader,
                 fields=fields,
-                update_order=self._update_order,
                 steps_per_call=self.steps_per_call,
                 emit=emit,
                 on_non_finite=self._on_non_finite,
-                saver=self._saver,
-                handlers=self._handlers,
-                processes=self._processes,
-                interrupts=self._interrupts,
                 on_unequal=self._on_unequal,
             )
             run.train(self, event_handler, num_epochs)
@@ -318,8 +309,7 @@ class Trainer(FixedAttributes):
         check_confidence(confidence)
         _reader_items.check_reader(reader, 1)
         programs = self.builder.programs
-        feed_order = self._choose_order("test", feed_order)
-        fields = _reader_items.Fields(programs.network.inputs["test"], feed_order)
+        fields = self._choose_fields("test", feed_order)
         with self._group.inside("trainer.test"), self._beside_steps():
             state = self._engine.state
             state = programs.states.average(state) if averaged else state
@@ -596,7 +586,8 @@ class Trainer(FixedAttributes):
         if self._status.is_passed_over and float(value) != self.update_scale:
             self._keep_checkpoint()
         with self._processes.call("setting update_scale"):
-            self._engine.set_update_scale(value)
+            copied = copy_to(value, self.builder.mesh)
+            self._engine.state = self._engine.state._replace(update_scale=copied)
 
     @property
     def loss_scale(self) -> Any:
@@ -637,12 +628,12 @@ class Trainer(FixedAttributes):
         if step is not None:
             check_int("replay step", step, 0)
         programs, bad = self.builder.programs, self._status.bad_steps
-        order = feed_order or self._status.feed_order
-        fields = _reader_items.Fields(programs.network.inputs["train"], order)
+        fields = self._choose_fields("train", feed_order)
         before = step if step is not None else bad[0] if bad else None
         with self._processes.call("trainer.replay"):
             contents = self._saver.newest(before=before)
-            replay_step(programs, contents, self.seed, reader, fields, self._update_order, step)
+            order, state = self._engine.update_order, programs.states.init(self.seed)
+            replay_step(Engine(programs, state, order), contents, reader, fields, step)
 
     def save_inference_model(
         self,
@@ -682,26 +673,31 @@ class Trainer(FixedAttributes):
             state = states.average(state) if averaged else state
             # Of parameters that were loaded the trainer does not know the steps.
             steps = {"global_step": self.global_step} if self.global_step else {}
-            saving = ModelSaving(
-                programs=self.builder.programs,
-                variables=state.variables,
+            programs, variables = self.builder.programs, state.variables
+            if infer_func is not None:
+                programs, variables = with_program(programs, variables, infer_func)
+            save_model(
+                path,
+                programs,
+                variables,
                 names=names,
                 vocabulary=vocabulary,
                 about={**self.about, **steps},
+                weights=weights,
+                platforms=platforms,
+                measure_on=measure_on,
+                feed_order=self._status.feed_order,
             )
-            if infer_func is not None:
-                saving = saving.with_program(infer_func)
-            saving.save(path, weights, platforms, measure_on, self._status.feed_order)
 
     def __repr__(self) -> str:
         return f"<Trainer: epoch {self.epoch}, step {self.global_step}, {self.builder!r}>"
 
-    def _choose_order(self, mode: str, feed_order: FeedOrder | None) -> FeedOrder | None:
-        """Return the order of a tuple's fields, that of training where it has all of the inputs."""
+    def _choose_fields(self, mode: str, feed_order: FeedOrder | None) -> _reader_items.Fields:
+        """Return the inputs of a mode, a tuple's in the order of training where it has them all."""
         inputs = self.builder.programs.network.inputs[mode]
         if feed_order is None and set(inputs) <= set(self._status.feed_order or ()):
-            return self._status.feed_order
-        return feed_order
+            feed_order = self._status.feed_order
+        return _reader_items.Fields(inputs, feed_order)
 
     def _make_prediction(
         self, owner: str, reader: ReaderLike, keep: Sequence[str], feed_order: FeedOrder | None
@@ -710,7 +706,7 @@ class Trainer(FixedAttributes):
             programs=self.builder.programs,
             variables=self._engine.state.variables,
             reader=reader,
-            feed_order=self._choose_order("predict", feed_order),
+            feed_order=self._choose_fields("predict", feed_order).order,
             keep=keep,
             owner=owner,
             interrupts=self._interrupts,
@@ -721,7 +717,7 @@ class Trainer(FixedAttributes):
         with self._processes.call("setting parameters"):
             self._processes.check_alike(variables)
             self._keep_checkpoint()
-            self._engine.adopt(variables)
+            self._engine.state = self.builder.adopt(variables, self._engine.state)
 
     def _keep_checkpoint(self) -> None:
         """Keep a resumed state, where a script sets again what it had set before the checkpoint."""
@@ -780,7 +776,7 @@ class Trainer(FixedAttributes):
         options, config = self.builder.programs.options, self._config
         return {
             "objectives": list(self.builder.objectives),
-            "schedule": list(self._update_order),
+            "schedule": list(self._engine.update_order),
             "steps_per_call": self.steps_per_call,
             "on_non_finite": self._on_non_finite,
             "precision": str(options.precision),

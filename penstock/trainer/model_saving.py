@@ -15,6 +15,7 @@ from penstock import _mesh, _metrics, _model_file, _parameters, _reader_items
 from penstock._errors import ProgramError, listed
 from penstock._files import expand_path
 from penstock._model_file import Manifest
+from penstock._parameter_names import flatten_variables, nest_variables
 from penstock._program.frame import Variables
 from penstock._version import list_versions
 from penstock.program_builder import ProgramBuilder
@@ -26,148 +27,140 @@ UNKNOWN = "<unk>"
 """The word of a vocabulary that stands for all that are not in it."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelSaving:
-    """A program that is to be a model file."""
+def with_program(
+    programs: Programs, variables: Variables, infer_func: Callable[[], object]
+) -> tuple[Programs, Variables]:
+    """Return programs of another infer function with these parameters, on one device."""
+    device = programs.mesh.local_devices[0]
+    precision = programs.options.precision
+    builder = ProgramBuilder(infer_func=infer_func, place=device, precision=precision)
+    table = builder.programs.network.table
+    entries = flatten_variables(_mesh.fetch_whole(dict(variables)))
+    _parameters.check("the trainer", entries, table, may_have_extra=True, hint="")
+    fitting = nest_variables(_parameters.select_fitting(entries, table))
+    return builder.programs, builder.programs.states.copy(fitting)
 
-    programs: Programs
-    variables: Variables
-    names: Sequence[str] | None = None
-    vocabulary: Mapping[str, int] | None = None
-    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def with_program(self, infer_func: Callable[[], object]) -> ModelSaving:
-        """Return the same with another infer function of these parameters, on one device."""
-        device = self.programs.mesh.local_devices[0]
-        builder = ProgramBuilder(
-            infer_func=infer_func, place=device, precision=self.programs.options.precision
-        )
-        table = builder.programs.network.table
-        entries = _parameters.flatten(_mesh.fetch_whole(dict(self.variables)))
-        _parameters.check("the trainer", entries, table, may_have_extra=True, hint="")
-        fitting = _parameters.nest(_parameters.select_fitting(entries, table))
-        variables = builder.programs.states.copy(fitting)
-        return dataclasses.replace(self, programs=builder.programs, variables=variables)
+def save_model(
+    path: str | os.PathLike[str],
+    programs: Programs,
+    variables: Variables,
+    *,
+    names: Sequence[str] | None,
+    vocabulary: Mapping[str, int] | None,
+    about: Mapping[str, Any],
+    weights: WeightDtype,
+    platforms: Sequence[str],
+    measure_on: _reader_items.ReaderLike | None,
+    feed_order: _reader_items.FeedOrder | None,
+) -> None:
+    """Write an infer program as a model file; process 0 does. Collective."""
+    name = expand_path(path).name.removesuffix(".penstock")
+    made = export(programs, variables, name=name, weights=weights, platforms=platforms)
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    told: dict[str, Any] = {"created": created, "versions": list_versions(), **about}
+    if measure_on is not None:
+        told["measured"] = _measure(programs, variables, made.weights, measure_on, feed_order)
+    host = _describe_host(made.manifest, vocabulary, about)
+    kinds = {facts["input"]: kind for kind, facts in host.items()}
+    inputs = tuple(
+        [dataclasses.replace(f, kind=kinds.get(f.name, f.kind)) for f in made.manifest.inputs]
+    )
+    classes = None if names is None else _check_names(names, made.manifest)
+    manifest = dataclasses.replace(
+        made.manifest, inputs=inputs, host=host, about=told, classes=classes
+    )
+    if not jax.process_index():
+        _model_file.write(path, manifest, made.weights, made.programs)
 
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        weights: WeightDtype,
-        platforms: Sequence[str],
-        measure_on: _reader_items.ReaderLike | None,
-        feed_order: _reader_items.FeedOrder | None,
-    ) -> None:
-        """Write the file; process 0 does. Collective."""
-        made = export(
-            self.programs,
-            self.variables,
-            name=expand_path(path).name.removesuffix(".penstock"),
-            weights=weights,
-            platforms=platforms,
-        )
-        about: dict[str, Any] = {
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "versions": list_versions(),
-            **self.about,
-        }
-        if measure_on is not None:
-            about["measured"] = self._measure(made.weights, measure_on, feed_order)
-        host = self._describe_host(made.manifest)
-        kinds = {facts["input"]: kind for kind, facts in host.items()}
-        inputs = tuple(
-            [dataclasses.replace(f, kind=kinds.get(f.name, f.kind)) for f in made.manifest.inputs]
-        )
-        manifest = dataclasses.replace(
-            made.manifest, inputs=inputs, host=host, about=about, classes=self._check_names(made[0])
-        )
-        if not jax.process_index():
-            _model_file.write(path, manifest, made.weights, made.programs)
 
-    def _check_names(self, manifest: Manifest) -> tuple[str, ...] | None:
-        if self.names is None:
-            return None
-        output = manifest.outputs[0]
-        count = output.shape[-1] if output.shape else 0
-        if isinstance(self.names, str) or len(self.names) != count:
-            what = repr(self.names) if isinstance(self.names, str) else f"{len(self.names)} names"
+def _check_names(names: Sequence[str], manifest: Manifest) -> tuple[str, ...]:
+    output = manifest.outputs[0]
+    count = output.shape[-1] if output.shape else 0
+    if isinstance(names, str) or len(names) != count:
+        what = repr(names) if isinstance(names, str) else f"{len(names)} names"
+        raise ValueError(
+            f"names got {what}, expected a list of {count} names of classes, one for each "
+            f"number of the last axis of the output {output.name!r}."
+        )
+    return tuple(map(str, names))
+
+
+def _describe_host(
+    manifest: Manifest, vocabulary: Mapping[str, int] | None, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what happens on the host before the program, see `Manifest.host`."""
+    sequences = [f for f in manifest.inputs if f.kind == "sequence" and f.shape in ((), (1,))]
+    if vocabulary is not None:
+        if len(sequences) != 1 or len(manifest.inputs) != 1:
             raise ValueError(
-                f"names got {what}, expected a list of {count} names of classes, one for each "
-                f"number of the last axis of the output {output.name!r}."
+                f"vocabulary got words for the inputs {listed(f.name for f in manifest.inputs)}"
+                ", expected one input of ids with lod_level=1. Sentences become its sequences."
             )
-        return tuple(map(str, self.names))
-
-    def _describe_host(self, manifest: Manifest) -> dict[str, Any]:
-        """Return what happens on the host before the program, see `Manifest.host`."""
-        sequences = [f for f in manifest.inputs if f.kind == "sequence" and f.shape in ((), (1,))]
-        if self.vocabulary is not None:
-            if len(sequences) != 1 or len(manifest.inputs) != 1:
-                raise ValueError(
-                    f"vocabulary got words for the inputs {listed(f.name for f in manifest.inputs)}"
-                    ", expected one input of ids with lod_level=1. Sentences become its sequences."
-                )
-            text = {
-                "input": sequences[0].name,
-                "pattern": r"[\w']+",
-                "lowercase": True,
-                "unknown": self.vocabulary.get(UNKNOWN),
-                "vocabulary": {str(word): int(number) for word, number in self.vocabulary.items()},
-            }
-            return {"text": text}
-        images = [f for f in manifest.inputs if f.kind == "array" and len(f.shape) == 3]
-        if "preprocessing" not in self.about or len(images) != 1 or len(manifest.inputs) != 1:
-            return {}
-        image = {
-            "input": images[0].name,
-            "shape": list(images[0].shape),
-            **{name: self.about.get(name) for name in ("stored_shape", "shorter_side")},
-            "preprocessing": self.about["preprocessing"],
+        text = {
+            "input": sequences[0].name,
+            "pattern": r"[\w']+",
+            "lowercase": True,
+            "unknown": vocabulary.get(UNKNOWN),
+            "vocabulary": {str(word): int(number) for word, number in vocabulary.items()},
         }
-        return {"image": image}
+        return {"text": text}
+    images = [f for f in manifest.inputs if f.kind == "array" and len(f.shape) == 3]
+    if "preprocessing" not in about or len(images) != 1 or len(manifest.inputs) != 1:
+        return {}
+    image = {
+        "input": images[0].name,
+        "shape": list(images[0].shape),
+        **{name: about.get(name) for name in ("stored_shape", "shorter_side")},
+        "preprocessing": about["preprocessing"],
+    }
+    return {"image": image}
 
-    def _measure(
-        self,
-        weights: Mapping[str, np.ndarray],
-        reader: _reader_items.ReaderLike,
-        feed_order: _reader_items.FeedOrder | None,
-    ) -> dict[str, float]:
-        """Return how far the answers of packed weights are from those of the parameters."""
-        programs = self.programs
-        if programs.group.count > 1:
-            raise ProgramError(
-                "measure_on got a reader in several processes, expected one process. Leave it out "
-                "here, and measure the file where it is used."
-            )
-        inputs = programs.network.inputs["test"] if programs.network.train else ()
-        keep = ["label"] if "label" in inputs else []
-        entries = _parameters.flatten(_mesh.fetch_whole(dict(self.variables)))
-        entries |= _parameters.flatten(jax.device_get(unpack(weights, programs.infer_probe)))
-        packed = programs.states.copy(_parameters.nest(entries))
-        passes = [
-            Prediction(
-                programs=programs,
-                variables=variables,
-                reader=reader,
-                feed_order=feed_order,
-                keep=keep,
-                owner="measure_on",
-            ).iterate()
-            for variables in (self.variables, packed)
-        ]
-        count, largest, totals = 0, 0.0, np.zeros(3)
-        for one, other in zip(*passes, strict=True):
-            first, second = (_find_scores(outputs, keep) for outputs in (one, other))
-            largest = max(largest, float(np.max(np.abs(first - second), initial=0)))
-            classes = first.argmax(-1).ravel(), second.argmax(-1).ravel()
-            labels = one["label"].ravel() if keep else classes[0]
-            is_fitting = len(labels) == len(classes[0])
-            hits = [np.sum(made == labels) if is_fitting else np.nan for made in classes]
-            totals += [np.sum(classes[0] == classes[1]), *hits]
-            count += len(classes[0])
-        measured = {"examples": count, "largest_difference": largest}
-        measured["same_class"] = totals[0] / count
-        if keep and np.isfinite(totals).all():
-            measured |= {"accuracy_float32": totals[1] / count, "accuracy": totals[2] / count}
-        return {name: float(value) for name, value in measured.items()}
+
+def _measure(
+    programs: Programs,
+    variables: Variables,
+    weights: Mapping[str, np.ndarray],
+    reader: _reader_items.ReaderLike,
+    feed_order: _reader_items.FeedOrder | None,
+) -> dict[str, float]:
+    """Return how far the answers of packed weights are from those of the parameters."""
+    if programs.group.count > 1:
+        raise ProgramError(
+            "measure_on got a reader in several processes, expected one process. Leave it out "
+            "here, and measure the file where it is used."
+        )
+    inputs = programs.network.inputs["test"] if programs.network.train else ()
+    keep = ["label"] if "label" in inputs else []
+    entries = flatten_variables(_mesh.fetch_whole(dict(variables)))
+    entries |= flatten_variables(jax.device_get(unpack(weights, programs.infer_probe)))
+    packed = programs.states.copy(nest_variables(entries))
+    passes = [
+        Prediction(
+            programs=programs,
+            variables=chosen,
+            reader=reader,
+            feed_order=feed_order,
+            keep=keep,
+            owner="measure_on",
+        ).iterate()
+        for chosen in (variables, packed)
+    ]
+    count, largest, totals = 0, 0.0, np.zeros(3)
+    for one, other in zip(*passes, strict=True):
+        first, second = (_find_scores(outputs, keep) for outputs in (one, other))
+        largest = max(largest, float(np.max(np.abs(first - second), initial=0)))
+        classes = first.argmax(-1).ravel(), second.argmax(-1).ravel()
+        labels = one["label"].ravel() if keep else classes[0]
+        is_fitting = len(labels) == len(classes[0])
+        hits = [np.sum(made == labels) if is_fitting else np.nan for made in classes]
+        totals += [np.sum(classes[0] == classes[1]), *hits]
+        count += len(classes[0])
+    measured = {"examples": count, "largest_difference": largest}
+    measured["same_class"] = totals[0] / count
+    if keep and np.isfinite(totals).all():
+        measured |= {"accuracy_float32": totals[1] / count, "accuracy": totals[2] / count}
+    return {name: float(value) for name, value in measured.items()}
 
 
 def _find_scores(outputs: Any, keep: Sequence[str]) -> np.ndarray:

@@ -23,7 +23,7 @@ from penstock._sequence_feeds import is_lengths
 from penstock.distributed.group import Group
 from penstock.program_builder.engine import Answer, Programs
 from penstock.trainer._in_flight import LOOK_AHEAD, look_ahead, max_in_flight
-from penstock.trainer._processes import Launch, OnUnequal, SharedBatches
+from penstock.trainer._processes import Launch, OnUnequal, share_batches
 
 Column = np.ndarray | list[Any]
 """Values of each example; a list where they differ in shape."""
@@ -111,7 +111,7 @@ class Prediction:
         must_wait = not max_in_flight(programs.mesh)
         leaves = jax.tree.leaves(self.variables)
         batches = _reader_items.Pass(self.reader, fields, 0)
-        for launch in SharedBatches(programs, "predict", batches, self.on_unequal):
+        for launch in share_batches(programs, "predict", batches, self.on_unequal):
             if any(leaf.is_deleted() for leaf in leaves):
                 raise RuntimeError(
                     f"{self.owner} got parameters that a training step has overwritten, expected "

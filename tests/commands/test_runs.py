@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import _parameters, commands, readers
+from penstock._parameter_names import nest_variables
 from penstock.commands import eval as eval_command
 from penstock.commands._run_folder.folder import RunFolder
 from penstock.commands._run_folder.replacement import hold
@@ -115,7 +116,7 @@ def test_json_of_a_network_that_has_diverged_is_json(text, capsys):
     Path("nan").mkdir()
     params = _parameters.read_parameters("runs/digits_tiny").items()
     broken = {key: np.full_like(value, np.nan) for key, value in params}
-    _parameters.save("nan", _parameters.nest(broken))
+    _parameters.save("nan", nest_variables(broken))
     words = (*TINY[:2], "--dataset_name=digits", "--num_classes=10", "--train_image_size=8")
     out, _ = succeed(capsys, "eval", "nan", *words, "--json", "--plot=")
     facts = json.loads(out, parse_constant=refuse)

@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock import layers
 from penstock._errors import ProgramError
-from penstock._metrics import LaunchValues
+from penstock._metrics import StepValues, arrange
 from penstock.program_builder.engine import Engine
 from tests.networks import assert_same_bits, host
 
@@ -71,14 +71,15 @@ def train(builder, batches, is_launched=False):
     Arguments:
       is_launched: whether batches of one size that follow each other are one launch.
     """
-    engine, order = Engine(builder.programs, builder.init()), tuple(builder.objectives)
+    engine = Engine(builder.programs, builder.init(), tuple(builder.objectives))
     metrics = []
     size_of = lambda batch: len(batch["tags"]) if is_launched else id(batch)  # noqa: E731
     for _, batch in itertools.groupby(batches, size_of):
         placed = builder.programs.place("train", batch := [*batch])
-        launched = engine.run(placed, order)
+        launched = engine.run(placed)
         structures = builder.programs.structures
-        values = LaunchValues(launched.values, structures, placed.counts, launched.rates)
+        show = functools.partial(arrange, structures, placed.size)
+        values = StepValues(launched.values, len(batch), len(structures) == 1, show)
         metrics += [values.at(number) for number in range(len(batch))]
     return metrics, builder.mean_metrics(engine.state), host(engine.state.variables)
 
