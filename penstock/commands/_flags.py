@@ -44,11 +44,16 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
     return values
 
 
+# Flags about the weights of a fine-tuning, which say nothing without one.
+_FOR_WEIGHTS = ("ckpt_file_name", "checkpoint_include_scopes", "checkpoint_exclude_scopes")
+
+
 def read_run_config(path: Path) -> dict[str, FlagValue]:
     """Return the flags of a run by name; one of an earlier release may have what is refused now."""
     config = read_config(path)
     if config.get("task_type", "pretrain") == "pretrain":
-        config.pop("ckpt_file_name", None)  # it said nothing
+        for name in _FOR_WEIGHTS:
+            config.pop(name, None)  # it said nothing
     if config.get("dataset_dir") == "":
         config["dataset_dir"] = "."
     return config
@@ -351,7 +356,7 @@ class ModelFlags:
         rates = "weight_decay>=0 batch_norm_decay>=0<=1 label_smoothing>=0<1 max_gradient_norm>0"
         counts = "num_epochs>=1 batch_size>=1 batch_norm_group_size>=0"
         check_numbers(self, f"{rates} {counts} gradient_accumulation_steps>=1")
-        for name in ("model_dir", "ckpt_file_name"):
+        for name in ("model_dir", *_FOR_WEIGHTS):
             expected = "--task_type=finetune beside it. Training would begin with initial values."
             check(self, name, self.task_type == "finetune" or not vars(self)[name], expected)
         has_weights = self.task_type == "pretrain" or self.model_dir or self.ckpt_file_name

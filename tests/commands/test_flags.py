@@ -219,12 +219,20 @@ def test_paths_and_flags_may_be_in_any_order():
 def test_run_of_an_earlier_release_has_flags_that_training_refuses_now(tmp_path):
     config = tmp_path / "config.json"
     words = {"dataset_name": "cifar10", "dataset_dir": "", "ckpt_file_name": "x.ckpt"}
-    config.write_text(json.dumps(words))
+    scopes = {"checkpoint_include_scopes": "*/b", "checkpoint_exclude_scopes": "logits"}
+    config.write_text(json.dumps(words | scopes))
     flags = make_train_flags(read_run_config(config))
     assert (flags.dataset.dataset_dir, flags.model.ckpt_file_name) == (".", None)
     words = {"task_type": "finetune", "model_dir": "a", "ckpt_file_name": "x.ckpt"}
     config.write_text(json.dumps(words))
     assert read_run_config(config) == words
+
+
+@pytest.mark.parametrize("name", ["include", "exclude"])
+def test_scopes_of_weights_need_weights(name):
+    flag = f"--checkpoint_{name}_scopes"
+    with pytest.raises(UsageError, match=f"{flag} got 'logits' without --task_type=finetune"):
+        train.read_flags([f"{flag}=logits"])
 
 
 def test_words_behind_two_dashes_are_as_they_are():
