@@ -66,8 +66,7 @@ def read_log(run: Path) -> list[Row]:
             f"the log {str(path)!r} got bytes that cannot be read ({error}), expected {rows_of}."
         ) from error
     if not rows:
-        got = "no rows, expected at least one. Has the run begun? A row comes every few steps and "
-        got += "each epoch."
+        got = "no rows, expected at least one. Has the run begun? A row comes every few steps."
         if lines and not set(_COLUMNS) <= set(lines[0].strip().split(",")):
             got = f"no line of a log, expected {rows_of}. Is it another file?"
         raise LogError(f"the log {str(path)!r} got {got}")
