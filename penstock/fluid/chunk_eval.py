@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from penstock._errors import ProgramError, check_choice
+from penstock._errors import ProgramError, check_choice, check_int, check_number
 from penstock._program import sequences
 from penstock.layers.words import are_classes, check_ids, cut_alike, shift_words
 
@@ -109,10 +109,8 @@ def _divide(count: jax.Array, total: jax.Array) -> jax.Array:
 
 
 def _check_types(num_chunk_types: int, excluded: Sequence[int]) -> tuple[int, ...]:
-    if num_chunk_types < 1 or not all(0 <= chunk_type < num_chunk_types for chunk_type in excluded):
-        raise ProgramError(
-            f"layers.chunk_eval got num_chunk_types={num_chunk_types} and excluded_chunk_types="
-            f"{list(excluded)}, expected at least 1 type, and to exclude types from 0 to less "
-            "than that. Tags outside of chunks are no type. Change one of them."
-        )
+    check_int("layers.chunk_eval got num_chunk_types=", num_chunk_types, 1, error=ProgramError)
+    for kind in excluded:
+        thing, why = "layers.chunk_eval got the excluded type ", "Tags outside of chunks are none."
+        check_number(thing, kind, f"[0, {num_chunk_types - 1}]", why, ProgramError)
     return tuple(excluded)

@@ -582,16 +582,10 @@ def lstm_unit(
     """
     frame = current_frame("lstm_unit")
     x, hidden, cell = map(jnp.asarray, (x_t, hidden_t_prev, cell_t_prev))
-    if (
-        not x.ndim == hidden.ndim == 2
-        or hidden.shape != cell.shape
-        or x.shape[0] != hidden.shape[0]
-    ):
-        raise ProgramError(
-            f"layers.lstm_unit got x_t of shape {x.shape}, hidden_t_prev {hidden.shape} and "
-            f"cell_t_prev {cell.shape}, expected [B, features], [B, hidden] and [B, hidden]. One "
-            "step takes one word of each example. Use layers.dynamic_lstm for sequences."
-        )
+    why = "One step takes one word of each example. Use layers.dynamic_lstm for sequences."
+    check_shape("layers.lstm_unit got x_t", x, why, ["B", "features"])
+    check_shape("layers.lstm_unit got hidden_t_prev", hidden, why, [x.shape[0], "hidden"])
+    check_shape("layers.lstm_unit got cell_t_prev", cell, why, hidden.shape)
     size = hidden.shape[1]
     path = frame.names.layer("lstm_unit", name)
     shape = [x.shape[1] + size, 4 * size]

@@ -123,7 +123,7 @@ def integers(layer: str, what: str, value: jax.Array) -> jax.Array:
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise ProgramError(
             f"layers.{layer} got {what} of dtype {value.dtype}, expected integers. They number "
-            'classes or rows. Declare the input with layers.data(..., dtype="int32").'
+            'or count. Declare the input with layers.data(..., dtype="int32").'
         )
     value = widen_bytes(value)
     # What lies before the first, such as -1, would be the largest number.

@@ -353,7 +353,6 @@ def beam_search(
     >>> words.tolist(), scores.tolist(), parents.tolist()
     ([[1, 0]], [[-1.25, -1.5]], [[0, 1]])
     """
-    check_int("layers.beam_search: beam_size", beam_size, 1)
     check_choice("layers.beam_search got level=", level, (0,), "Beams are an axis. Leave it out.")
     scores, pre_scores = jnp.asarray(scores), jnp.asarray(pre_scores)
     pre_ids = arguments.integers("beam_search", "pre_ids", pre_ids)
@@ -368,19 +367,14 @@ def beam_search(
 def _check_candidates(
     pre_ids: jax.Array, pre_scores: jax.Array, ids: jax.Array, scores: jax.Array, beam_size: int
 ) -> None:
-    shapes = [x.shape for x in (pre_ids, pre_scores, ids, scores)]
-    is_one_of_each = scores.ndim == 3 and shapes == [scores.shape[:2]] * 2 + [scores.shape] * 2
-    if not is_one_of_each:
-        raise ProgramError(
-            f"layers.beam_search got pre_ids, pre_scores, ids and scores of shapes {shapes}, "
-            "expected [B, J] twice and [B, J, C] twice. Each beam has C candidates. Reshape them."
-        )
-    if beam_size > math.prod(scores.shape[1:]):
-        raise ProgramError(
-            f"layers.beam_search got beam_size={beam_size} and {scores.shape[1]} beams of "
-            f"{scores.shape[2]} candidates, expected at least as many candidates as beams. Give "
-            "more candidates, or make the beam smaller."
-        )
+    why, layer = "Each of the J beams has a score, and C candidates.", "layers.beam_search"
+    arguments.check_shape(f"{layer} got scores", scores, why, ["B", "J", "C"])
+    arguments.check_shape(f"{layer} got ids", ids, why, scores.shape)
+    for name, array in (("pre_ids", pre_ids), ("pre_scores", pre_scores)):
+        arguments.check_shape(f"{layer} got {name}", array, why, scores.shape[:2])
+    why = "So many candidates all beams have together."
+    most = math.prod(scores.shape[1:])
+    check_number(f"{layer} got beam_size=", beam_size, f"[1, {most}]", why, ProgramError)
 
 
 def select_beams(

@@ -161,18 +161,12 @@ def _as_places(layer: str, positions: jax.Array | None, x: jax.Array) -> jax.Arr
     batch, length = x.shape[:2]
     if positions is None:
         return lax.iota(jnp.int32, length)[None]
-    # In a byte the end of a table of 300 rows would be row 44.
-    places = arguments.widen_bytes(jnp.asarray(positions))
-    if places.shape == (length,):
-        places = places[None]
-    is_integer = jnp.issubdtype(places.dtype, jnp.integer)
-    if places.shape not in ((batch, length), (1, length)) or not is_integer:
-        raise ProgramError(
-            f"layers.{layer} got positions of shape {places.shape} and dtype {places.dtype} for an "
-            f"input of shape {x.shape}, expected integers [B, T] or [T]. Each word has one. Leave "
-            "them out to count from 0."
-        )
-    return places
+    # Widened: in a byte the end of a table of 300 rows would be row 44.
+    places = arguments.integers(layer, "positions", positions)
+    why = "Each word has one. Leave them out to count from 0."
+    forms = [batch, length], [1, length], [length]
+    arguments.check_shape(f"layers.{layer} got positions", places, why, *forms)
+    return places.reshape(-1, length)
 
 
 def _rates(count: int, width: int, base: float) -> np.ndarray:

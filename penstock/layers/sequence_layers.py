@@ -19,7 +19,7 @@ from penstock._errors import ProgramError, check_choice, check_int
 from penstock._program import sequences
 from penstock._program.frame import align, current_frame, widen
 from penstock.layers.activations import Activation, activate
-from penstock.layers.arguments import check_shape
+from penstock.layers.arguments import check_shape, integers
 from penstock.layers.initializers import XAVIER
 from penstock.layers.parameters import Attr, apply_shift, parameter
 from penstock.layers.words import (
@@ -252,13 +252,9 @@ def sequence_mask(
     if isinstance(x, sequences.Sequence):
         lengths, maxlen = x.lengths, x.max_length if maxlen is None else maxlen
     else:
-        lengths = jnp.asarray(x)
-    if maxlen is None or maxlen < 1 or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ProgramError(
-            f"layers.sequence_mask got lengths of dtype {lengths.dtype} and maxlen={maxlen}, "
-            "expected integers and a maxlen of 1 or more. Programs have static shapes, and the "
-            "largest length is known only when they run. Pass maxlen, or the Sequence itself."
-        )
+        lengths = integers("sequence_mask", "lengths", x)
+    why = "The largest length is known only when a program runs. Pass it, or the Sequence itself."
+    maxlen = check_int("layers.sequence_mask got maxlen=", maxlen, 1, why, ProgramError)
     places = jnp.arange(maxlen).reshape(*(1,) * lengths.ndim, maxlen)
     return (places < lengths[..., None]).astype(dtypes.canonicalize_dtype(dtype))
 

@@ -37,17 +37,10 @@ def check_features(layer: str, input: sequences.Sequence) -> int:
 
 def as_lengths(layer: str, argument: str, value: Any, batch_size: int | None = None) -> jax.Array:
     """Return a whole number for each example, `[B]` and int32, given as `[B]` or `[B, 1]`."""
-    array = jnp.asarray(value)
-    counts = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-    is_count = counts.ndim == 1 and jnp.issubdtype(counts.dtype, jnp.integer)
-    if not is_count or (batch_size is not None and counts.shape[0] != batch_size):
-        size = "B" if batch_size is None else batch_size
-        raise ProgramError(
-            f"layers.{layer} got {argument} of shape {array.shape} and dtype {array.dtype}, "
-            f"expected integers of shape ({size},) or ({size}, 1). There is one for each example. "
-            'Declare it with layers.data(..., shape=[1], dtype="int32").'
-        )
-    return counts.astype(jnp.int32)
+    counts = arguments.integers(layer, argument, value)
+    size, why = "B" if batch_size is None else batch_size, "There is one for each example."
+    arguments.check_shape(f"layers.{layer} got {argument}", counts, why, [size], [size, 1])
+    return counts.reshape(-1).astype(jnp.int32)
 
 
 def gather_words(

@@ -112,7 +112,7 @@ def test_page_has_every_part_and_loads_nothing(path):
         ({}, "No reader was given. Pass Report(reader=test_reader) to add this part."),
         (
             {"label": "lable"},
-            "ValueError: the reader yielded a batch of 'image', 'label', expected",
+            "ValueError: Report got label='lable', expected one of 'image', 'label'",
         ),
         ({"classes": ("a", "b")}, "ValueError: Report got 2 classes, expected 3."),
         ({"infer": lambda batch: {"a": 1}}, "ValueError: the network answered with a dict"),

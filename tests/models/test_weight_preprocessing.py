@@ -197,7 +197,7 @@ def test_weight_map_of_ones_own_reads_a_file(own_network, tmp_path):
     def wrong():
         return {"haed/w": "out.weight"}
 
-    with pytest.raises(ParameterError, match=r"got the name 'haed/w' for of_my_own.*'head/w'"):
+    with pytest.raises(ParameterError, match=r"of_my_own got the name 'haed/w'.*'head/w'"):
         models.load_weights(own_network, file)
     with pytest.raises(ValueError, match="Did you mean 'torch'"):
         models.register_weight_map("x", "torhc")  # pyright: ignore[reportArgumentType]
