@@ -126,6 +126,9 @@ class Evaluate:
                     self._get_current()
                 # What was tested is out of date with the next step.
                 self._is_current = False
+            case events.EndTraining():
+                # Who asks later may have loaded other parameters.
+                self._is_current = False
             case events.BeginTraining():
                 self._begin(event)
         return None
