@@ -126,6 +126,9 @@ class Evaluate:
                     self._get_current()
                 # What was tested is out of date with the next step.
                 self._is_current = False
+            case events.EndTraining():
+                # Who asks later may have loaded other parameters.
+                self._is_current = False
             case events.BeginTraining():
                 self._begin(event)
         return None
@@ -247,6 +250,24 @@ def _read_record(folder: Path, monitor: str) -> tuple[int, dict[str, float]] | N
 Test = Callable[[], events.Metrics] | Evaluate
 """A function that returns metrics, called at the end of each epoch; or an `Evaluate` of the run,
 whose results are taken when it has tested."""
+
+
+def check_restored(test: Test | None) -> None:
+    """Raise if an `Evaluate` tests other parameters than those at the ends of epochs."""
+    if not isinstance(test, Evaluate):
+        return
+    got, expected, why = "", "", ""
+    if test._every_steps and test._every_epochs != 1:
+        got = f"every_steps={test._every_steps}, every_epochs={test._every_epochs}"
+        expected, why = "every_epochs=1 beside", "Between a test and that end there are more steps"
+    if test._averaged:
+        got, expected, why = "averaged=True", "one without", "It is not of their average"
+    if got:
+        raise ValueError(
+            f"EarlyStopping got restore_best=True and Evaluate({got}), expected {expected}. The "
+            f"copy is of the parameters at the end of an epoch. {why}. Or leave restore_best out: "
+            "Evaluate(best_path=...) keeps what it tested."
+        )
 
 
 class TestResults:

@@ -16,7 +16,7 @@ from penstock._reader_items import check_reader
 from penstock.handlers import _arguments
 from penstock.handlers._display import choose_output
 from penstock.handlers._monitor import Mode, Monitor, get_trainer
-from penstock.handlers.evaluate import Evaluate, Test, TestResults
+from penstock.handlers.evaluate import Evaluate, Test, TestResults, check_restored
 
 _LOGGER = logging.getLogger("penstock")
 
@@ -140,10 +140,12 @@ class EarlyStopping(_Plateau):
         Several handlers can share one `Evaluate`. Epochs without a test of its are not counted.
       restore_best: keep a copy of the best parameters in host memory, and put it back into the
         trainer at the end of training, except after an interrupt or an error. The optimizer state
-        is not restored.
+        is not restored. An `Evaluate` must test no average, and with `every_steps` also after each
+        epoch.
       file: an open text file; standard output by default.
 
     Raises:
+      ValueError: `restore_best`, and `test` is an `Evaluate` of other parameters.
       UnknownNameError: at `BeginTraining`, if there is no metric `monitor`.
 
     >>> import optax, penstock as ps
@@ -172,6 +174,8 @@ class EarlyStopping(_Plateau):
         file: TextIO | None = None,
     ) -> None:
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
+        if restore_best:
+            check_restored(test)
         self._restores_best = restore_best
         self._best_parameters: dict[str, np.ndarray] = {}
         self._has_stopped = False

@@ -110,6 +110,14 @@ def test_same_state_is_tested_once_whoever_asks():
     assert pairs == [(first, first)] * 2 + [(second, second)] * 2
 
 
+def test_parameters_that_were_set_after_training_are_tested():
+    evaluate, trainer = Evaluate(linear_reader(), file=io.StringIO()), linear_trainer()
+    trainer.train(linear_reader(), evaluate)
+    before = evaluate.last
+    trainer.parameters["fc_0/b"] += 1.0
+    assert evaluate() == {"loss": trainer.test(linear_reader())} != before
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_progress_shows_it_before_and_after_it_in_the_list(is_first):
     file = io.StringIO()

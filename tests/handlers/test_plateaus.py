@@ -160,6 +160,30 @@ def test_best_parameters_are_given_back_where_training_stops_in_the_epoch_after_
     assert_same_bits(dict(trainer.parameters), kept[0])
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"every_steps": 2, "every_epochs": None}, "every_steps=2, every_epochs=None"),
+        ({"every_steps": 2, "every_epochs": 2}, "every_steps=2, every_epochs=2"),
+        ({"averaged": True}, "averaged=True"),
+    ],
+)
+def test_best_parameters_are_not_of_a_test_of_others(options, text):
+    evaluate = Evaluate(linear_reader(), **options)
+    with pytest.raises(ValueError, match=rf"restore_best=True and Evaluate\({text}\), expected"):
+        EarlyStopping(restore_best=True, test=evaluate)
+    EarlyStopping(test=evaluate)
+
+
+def test_best_parameters_are_those_that_an_evaluate_tested():
+    evaluate = Evaluate(linear_reader(), every_steps=2, file=io.StringIO())
+    handler = EarlyStopping(patience=9, restore_best=True, test=evaluate)
+    trainer, _ = spoiled(evaluate, handler, after_epochs=(1, 2), num_epochs=4)
+    of_ends = [metrics["loss"] for step, metrics in evaluate.results if step % 3 == 0]
+    assert len(of_ends) == 4 < len(evaluate.results)
+    assert trainer.test(linear_reader()) == min(of_ends)
+
+
 @pytest.mark.parametrize("restore_best", [True, False])
 def test_parameters_stay_after_an_error_and_when_not_asked_for(restore_best):
     trainer = linear_trainer()

@@ -331,7 +331,8 @@ def make_handlers(
     if logging.summaryDir is not None:
         chosen.append(handlers.TensorBoard(logging.summaryDir, every_steps=max(every, 1)))
     if evaluate is not None:
-        chosen += [evaluate, functools.partial(run_handlers.evaluate_at_end, evaluate)]
+        # Before the Evaluate, for which the end of training makes its test one of the past.
+        chosen += [functools.partial(run_handlers.evaluate_at_end, evaluate), evaluate]
     chosen.append(handlers.CSVLog(folder.log, every_steps=max(every, 1), test=evaluate))
     if logging.print_model_statistics or logging.log_trainable_vars_statistics:
         chosen.append(handlers.Summary())
