@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice, check_known, listed
+from penstock._errors import ProgramError, check_choice, listed, nearest
 from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out, split_further
 from penstock._parameter_names import Path, Selection, spell
 from penstock._program.frame import ParameterSpec
@@ -64,7 +64,11 @@ class Precision:
     loss_scale: float | Literal["dynamic"] | None = None
 
     def __post_init__(self) -> None:
-        check_known("precision", self.compute, ["auto", *_DTYPES], error=ProgramError)
+        if self.compute not in ("auto", *_DTYPES):
+            raise ProgramError(
+                f"precision got {self.compute!r}, expected one of {listed(['auto', *_DTYPES])}."
+                + nearest(str(self.compute), ["auto", *_DTYPES])
+            )
         if self.loss_scale is None:
             # In float16 alone gradients vanish: its smallest number is 6e-8.
             object.__setattr__(self, "loss_scale", "dynamic" if self.compute == "float16" else 1.0)
