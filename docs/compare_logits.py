@@ -32,7 +32,8 @@ import numpy as np
 import optax
 
 import penstock as ps
-from penstock import _parameters, layers, models
+from penstock import layers, models
+from penstock._parameter_names import flatten_variables, nest_variables
 
 NUM_CLASSES = 1000
 LARGEST_ERROR = 1e-4
@@ -250,15 +251,15 @@ def here(model, run):
 
     def loaded(move):
         state = builder.init()
-        entries = _parameters.flatten(state.variables)
+        entries = flatten_variables(state.variables)
         entries = {key: weights.get("/".join(key[1]), value) for key, value in entries.items()}
         entries = {key: move(np.asarray(value)) for key, value in entries.items()}
-        return builder.adopt(_parameters.nest(entries), state)
+        return builder.adopt(nest_variables(entries), state)
 
     def results_of(move):
         test = np.asarray(builder.infer(loaded(move), {"image": run.images}))
         state, (_, train) = builder.train(loaded(move), {"image": run.images})
-        moved = _parameters.flatten(state.variables)
+        moved = flatten_variables(state.variables)
         moved = {"/".join(path): np.asarray(v) for (c, path), v in moved.items() if c != "params"}
         return test, np.asarray(train), moved
 
