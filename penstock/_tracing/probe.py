@@ -681,17 +681,16 @@ _ACTIVATIONS = inspect.unwrap(jax.nn.relu).__code__.co_filename
 """Where JAX has functions with gradients of their own."""
 
 
-def _is_of_device(equation: JaxprEqn) -> bool:
-    """Return whether an operation is in a `shard_map`: on a device's own part."""
-    return _mesh.AXIS in equation.ctx.cur_abstract_mesh.manual_axes
+def _list_operations(traces: Iterable[Any]) -> list[Any]:
+    """Return the operations of traces but those in a `shard_map`, on a device's own part."""
+    operations = [equation for trace in traces for equation in trace.eqns]
+    return [e for e in operations if _mesh.AXIS not in e.ctx.cur_abstract_mesh.manual_axes]
 
 
 def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
     """Return operation and size of each axis along which XLA may split an operation wrongly."""
     counts: Counter[tuple[str, int]] = Counter()
-    for equation in [equation for trace in traces for equation in trace.eqns]:
-        if _is_of_device(equation):
-            continue
+    for equation in _list_operations(traces):
         name, params = equation.primitive.name, equation.params
         shape = getattr(equation.invars[0].aval, "shape", ()) if equation.invars else ()
         if name == "sort":
@@ -759,9 +758,7 @@ def _convolves_in_groups(traces: Iterable[Any]) -> bool:
     return any(
         equation.primitive.name == _CONVOLUTION
         and max(equation.params["feature_group_count"], equation.params["batch_group_count"]) > 1
-        and not _is_of_device(equation)
-        for trace in traces
-        for equation in trace.eqns
+        for equation in _list_operations(traces)
     )
 
 
@@ -812,8 +809,7 @@ def mixes_axes(trace: ClosedJaxpr) -> bool:
 
 def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:
     """Return traces, and those of the gradients that users wrote themselves, in no other trace."""
-    operations = [equation for trace in traces for equation in trace.eqns if _has_rule(equation)]
-    added = list(traces)
+    added, operations = list(traces), filter(_has_rule, _list_operations(traces))
     # By their ids: what a function does is listed for each of its calls.
     for equation in {id(equation): equation for equation in operations}.values():
         # One that cannot be differentiated may be where nothing is.
@@ -824,13 +820,11 @@ def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:
 
 
 def _has_rule(equation: JaxprEqn) -> bool:
-    if equation.primitive.name == _LINEAR:
-        return not _is_of_device(equation)
     if equation.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
-        return False
-    info = equation.params["call_jaxpr"].jaxpr.debug_info
+        return equation.primitive.name == _LINEAR
     # JAX's are known, and many: 5 ms for each of the 49 in ResNet-50.
-    return info.func_filename != _ACTIVATIONS and not _is_of_device(equation)
+    info = equation.params["call_jaxpr"].jaxpr.debug_info
+    return info.func_filename != _ACTIVATIONS
 
 
 def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
@@ -859,8 +853,7 @@ def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
 
 def _takes_fixed_part(traces: Iterable[Any], again: Iterable[Any]) -> bool:
     """Return whether a part of the batch has one size in both probes, as `h[:16]`."""
-    listed_twice = [[e for trace in run for e in trace.eqns] for run in (traces, again)]
-    for pair in zip(*listed_twice, strict=False):
+    for pair in zip(_list_operations(traces), _list_operations(again), strict=False):
         if {equation.primitive.name for equation in pair} in ({"slice"}, {"reshape"}):
             shapes = [x.aval.shape for e in pair for x in (e.invars[0], e.outvars[0])]
             axes = zip(*shapes, strict=False)
