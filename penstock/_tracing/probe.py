@@ -423,29 +423,32 @@ def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -
     """Run a program function without values, with two batch sizes: what differs is the batch."""
     mesh, (first, second) = options.mesh, PROBE_BATCH_SIZES
 
-    def trace(size: int, *operands: Any) -> tuple[Evaluated, ClosedJaxpr]:
-        try:
-            return _trace(function, mode, options, size, *operands)
-        except Exception as error:
-            if size == first:
-                _name_batch(error, lambda: trace(second, *operands))
-            raise
-
-    trace_once = functools.cache(trace)
-    result, _ = trace_once(first)
-    frame, owner = result.frame, name_program(function, mode)
-    structure = _find_rows(result, lambda: trace_once(second)[0], owner)
-    table = _make_table(frame.specs, result.module_updates)
-
-    def trace_variables(size: int) -> ClosedJaxpr:
+    def run(size: int, has_variables: bool) -> tuple[Evaluated, ClosedJaxpr]:
+        if not has_variables:
+            return _trace(function, mode, options, size)
         sizes = (size, PROBE_COUNT, PROBE_LENGTH)
         feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
-        return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
+        return _trace(
+            function, mode, options, size, _nest_table(table), feed, frozenset(frame.sown)
+        )
+
+    @functools.cache
+    def trace(size: int, has_variables: bool) -> tuple[Evaluated, ClosedJaxpr]:
+        try:
+            return run(size, has_variables)
+        except Exception as error:
+            if size == first:
+                _name_batch(error, lambda: run(second, has_variables))
+            raise
+
+    result, _ = trace(first, False)
+    frame, owner = result.frame, name_program(function, mode)
+    structure = _find_rows(result, lambda: trace(second, False)[0], owner)
+    table = _make_table(frame.specs, result.module_updates)
 
     def list_traces(size: int) -> list[Any]:
         # flax's modules make variables in a probe, and may do else where they have them.
-        is_probe = len(table) == len(frame.specs)
-        operations = trace_once(size)[1] if is_probe else trace_variables(size)
+        operations = trace(size, len(table) > len(frame.specs))[1]
         return [operations, *untrained.list_traces(operations.eqns)]
 
     traces = list_traces(first)
@@ -472,7 +475,7 @@ def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -
         warn_of_whole(f"{owner} is computed", "More devices make it no faster")
     splits_features = not _mixes_features(traces, mesh.size // num_parts)
     if splits_features and len(mesh.axis_names) > 1 and names & _WINDOWED:
-        splits_features = not _slides_over_features(trace_variables(first), table, frame, options)
+        splits_features = not _slides_over_features(trace(first, True)[1], table, frame, options)
     if not splits_features:
         price = "The other axes of the mesh make it no faster"
         warn_of_whole(f"{owner} uses its parameters", price)
@@ -495,7 +498,7 @@ def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -
         # Where a value has no rows, no batch is padded, and there may be no second trace.
         has_size=mode == "infer"
         and all(item.rows for item in structure.items)
-        and _has_other_floats(trace_once(first)[1], trace_once(second)[1]),
+        and _has_other_floats(trace(first, False)[1], trace(second, False)[1]),
         has_convolution=has_convolution,
         trace=traces[0],
         lookups=tuple(frame.lookups),
