@@ -423,29 +423,32 @@ def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -
     """Run a program function without values, with two batch sizes: what differs is the batch."""
     mesh, (first, second) = options.mesh, PROBE_BATCH_SIZES
 
-    def trace(size: int, *operands: Any) -> tuple[Evaluated, ClosedJaxpr]:
-        try:
-            return _trace(function, mode, options, size, *operands)
-        except Exception as error:
-            if size == first:
-                _name_batch(error, lambda: trace(second, *operands))
-            raise
-
-    trace_once = functools.cache(trace)
-    result, _ = trace_once(first)
-    frame, owner = result.frame, name_program(function, mode)
-    structure = _find_rows(result, lambda: trace_once(second)[0], owner)
-    table = _make_table(frame.specs, result.module_updates)
-
-    def trace_variables(size: int) -> ClosedJaxpr:
+    def run(size: int, has_variables: bool) -> tuple[Evaluated, ClosedJaxpr]:
+        if not has_variables:
+            return _trace(function, mode, options, size)
         sizes = (size, PROBE_COUNT, PROBE_LENGTH)
         feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
-        return trace(size, _nest_table(table), feed, frozenset(frame.sown))[1]
+        return _trace(
+            function, mode, options, size, _nest_table(table), feed, frozenset(frame.sown)
+        )
+
+    @functools.cache
+    def trace(size: int, has_variables: bool) -> tuple[Evaluated, ClosedJaxpr]:
+        try:
+            return run(size, has_variables)
+        except Exception as error:
+            if size == first:
+                _name_batch(error, lambda: run(second, has_variables))
+            raise
+
+    result, _ = trace(first, False)
+    frame, owner = result.frame, name_program(function, mode)
+    structure = _find_rows(result, lambda: trace(second, False)[0], owner)
+    table = _make_table(frame.specs, result.module_updates)
 
     def list_traces(size: int) -> list[Any]:
         # flax's modules make variables in a probe, and may do else where they have them.
-        is_probe = len(table) == len(frame.specs)
-        operations = trace_once(size)[1] if is_probe else trace_variables(size)
+        operations = trace(size, len(table) > len(frame.specs))[1]
         return [operations, *untrained.list_traces(operations.eqns)]
 
     traces = list_traces(first)
@@ -472,7 +475,7 @@ def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -
         warn_of_whole(f"{owner} is computed", "More devices make it no faster")
     splits_features = not _mixes_features(traces, mesh.size // num_parts)
     if splits_features and len(mesh.axis_names) > 1 and names & _WINDOWED:
-        splits_features = not _slides_over_features(trace_variables(first), table, frame, options)
+        splits_features = not _slides_over_features(trace(first, True)[1], table, frame, options)
     if not splits_features:
         price = "The other axes of the mesh make it no faster"
         warn_of_whole(f"{owner} uses its parameters", price)
@@ -495,7 +498,7 @@ def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -
         # Where a value has no rows, no batch is padded, and there may be no second trace.
         has_size=mode == "infer"
         and all(item.rows for item in structure.items)
-        and _has_other_floats(trace_once(first)[1], trace_once(second)[1]),
+        and _has_other_floats(trace(first, False)[1], trace(second, False)[1]),
         has_convolution=has_convolution,
         trace=traces[0],
         lookups=tuple(frame.lookups),
@@ -681,17 +684,16 @@ _ACTIVATIONS = inspect.unwrap(jax.nn.relu).__code__.co_filename
 """Where JAX has functions with gradients of their own."""
 
 
-def _is_of_device(equation: JaxprEqn) -> bool:
-    """Return whether an operation is in a `shard_map`: on a device's own part."""
-    return _mesh.AXIS in equation.ctx.cur_abstract_mesh.manual_axes
+def _list_operations(traces: Iterable[Any]) -> list[Any]:
+    """Return the operations of traces but those in a `shard_map`, on a device's own part."""
+    operations = [equation for trace in traces for equation in trace.eqns]
+    return [e for e in operations if _mesh.AXIS not in e.ctx.cur_abstract_mesh.manual_axes]
 
 
 def _count_mixed_axes(traces: Iterable[Any]) -> Counter[tuple[str, int]]:
     """Return operation and size of each axis along which XLA may split an operation wrongly."""
     counts: Counter[tuple[str, int]] = Counter()
-    for equation in [equation for trace in traces for equation in trace.eqns]:
-        if _is_of_device(equation):
-            continue
+    for equation in _list_operations(traces):
         name, params = equation.primitive.name, equation.params
         shape = getattr(equation.invars[0].aval, "shape", ()) if equation.invars else ()
         if name == "sort":
@@ -759,9 +761,7 @@ def _convolves_in_groups(traces: Iterable[Any]) -> bool:
     return any(
         equation.primitive.name == _CONVOLUTION
         and max(equation.params["feature_group_count"], equation.params["batch_group_count"]) > 1
-        and not _is_of_device(equation)
-        for trace in traces
-        for equation in trace.eqns
+        for equation in _list_operations(traces)
     )
 
 
@@ -812,8 +812,7 @@ def mixes_axes(trace: ClosedJaxpr) -> bool:
 
 def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:
     """Return traces, and those of the gradients that users wrote themselves, in no other trace."""
-    operations = [equation for trace in traces for equation in trace.eqns if _has_rule(equation)]
-    added = list(traces)
+    added, operations = list(traces), filter(_has_rule, _list_operations(traces))
     # By their ids: what a function does is listed for each of its calls.
     for equation in {id(equation): equation for equation in operations}.values():
         # One that cannot be differentiated may be where nothing is.
@@ -824,13 +823,11 @@ def _add_own_gradients(traces: Iterable[Any]) -> list[Any]:
 
 
 def _has_rule(equation: JaxprEqn) -> bool:
-    if equation.primitive.name == _LINEAR:
-        return not _is_of_device(equation)
     if equation.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
-        return False
-    info = equation.params["call_jaxpr"].jaxpr.debug_info
+        return equation.primitive.name == _LINEAR
     # JAX's are known, and many: 5 ms for each of the 49 in ResNet-50.
-    return info.func_filename != _ACTIVATIONS and not _is_of_device(equation)
+    info = equation.params["call_jaxpr"].jaxpr.debug_info
+    return info.func_filename != _ACTIVATIONS
 
 
 def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
@@ -859,8 +856,7 @@ def _trace_gradient(equation: JaxprEqn) -> ClosedJaxpr:
 
 def _takes_fixed_part(traces: Iterable[Any], again: Iterable[Any]) -> bool:
     """Return whether a part of the batch has one size in both probes, as `h[:16]`."""
-    listed_twice = [[e for trace in run for e in trace.eqns] for run in (traces, again)]
-    for pair in zip(*listed_twice, strict=False):
+    for pair in zip(_list_operations(traces), _list_operations(again), strict=False):
         if {equation.primitive.name for equation in pair} in ({"slice"}, {"reshape"}):
             shapes = [x.aval.shape for e in pair for x in (e.invars[0], e.outvars[0])]
             axes = zip(*shapes, strict=False)

@@ -731,11 +731,7 @@ def check_ids(program: Probe, variables: Variables, batch: DeviceBatch) -> None:
 
 
 def _forward(
-    program: Probe,
-    variables: Variables,
-    key: jax.Array,
-    feed: DeviceFeed,
-    rows: Rows,
+    program: Probe, variables: Variables, key: jax.Array, feed: DeviceFeed, rows: Rows
 ) -> _metrics.Returned:
     feed = rows.cut(feed, program.options.mesh, program.layout)
     return run_program(program, variables, feed, rows.num_examples, key).returned

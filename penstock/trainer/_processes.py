@@ -192,8 +192,10 @@ def _take_state_of_first(group: Group, engine: Engine, seed: int) -> None:
     names = list(engine.programs.states.leaf_names)
     first = group.broadcast(name, digests)
     own = [number for number, (a, b) in enumerate(zip(first, digests, strict=True)) if a != b]
-    rows = group.exchange(name, [int(seed), own])
-    numbers = sorted({number for _, differing in rows for number in differing})
+    rows = group.gather(name, [int(seed), own])
+    numbers = group.broadcast(
+        name, sorted({number for _, differing in rows for number in differing})
+    )
     if not numbers:
         return
     if not group.index:

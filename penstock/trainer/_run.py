@@ -134,8 +134,8 @@ class Run:
     def _run_epoch(self) -> None:
         """Run one epoch. The order of the lines below is the contract of `penstock.events`."""
         status, emit, programs = self.status, self.emit, self.engine.programs
-        structures, compile_time = programs.structures, programs.compile_time
-        epoch, first_step, is_single = status.epoch, status.step, len(structures) == 1
+        compile_time, is_single = programs.compile_time, len(programs.structures) == 1
+        epoch, first_step = status.epoch, status.step
         if not first_step:
             # The sums of the last epoch leave the state: EndEpoch may be read at any time.
             self.engine.reset_metrics()
@@ -149,8 +149,12 @@ class Run:
         self._meet_if_asked()
         if status.is_stopping:
             return
+        placed = self._place_launches()
+        # On one CPU device a batch stays where it is until its launch: nothing to hide.
+        if not programs.is_single_cpu:
+            placed = _in_flight.look_ahead(placed, _in_flight.LOOK_AHEAD, self.group)
         # Closed here and not by the collector: a reader's threads must not outlive an exception.
-        with contextlib.closing(self.data_wait.watch(self._place_batches())) as batches:
+        with contextlib.closing(self.data_wait.watch(placed)) as batches:
             for batch in batches:
                 num_steps, first, step = batch.num_steps, status.global_step, status.step
                 is_fetched = []
@@ -160,9 +164,10 @@ class Run:
                     emit(begin)
                     is_fetched.append(begin.fetch_metrics)
                 every, compiled = self.updates_every, compile_time.secs
-                measured, beside = self._measure(batch, first) if every else (None, 0.0)
+                is_asked = every and (first + num_steps) % every < num_steps
+                measured, beside = self.engine.measure(batch) if is_asked else (None, 0.0)
                 # Returns at once; the loop goes on while the device computes.
-                values, rates = self._launch(batch, structures)
+                values, rates = self._launch(batch)
                 # In equal parts, so that the steps' sum is the launch's.
                 secs = ((compile_time.secs - compiled) / num_steps, beside / num_steps)
                 for k in range(num_steps):
@@ -188,17 +193,7 @@ class Run:
                     self.engine.compile_ahead(batch, last)
         self._end_epoch(epoch)
 
-    def _measure(
-        self, batch: DeviceBatch, first_step: int
-    ) -> tuple[_metrics.StepValues | None, float]:
-        """Return what the launch of a batch will do, where a handler wants to know it of a step."""
-        if (first_step + batch.num_steps) % self.updates_every >= batch.num_steps:
-            return None, 0.0
-        return self.engine.measure(batch)
-
-    def _launch(
-        self, batch: DeviceBatch, structures: Mapping[str, _metrics.Structure]
-    ) -> tuple[_metrics.StepValues, dict[str, jax.Array]]:
+    def _launch(self, batch: DeviceBatch) -> tuple[_metrics.StepValues, dict[str, jax.Array]]:
         """Launch the steps of a batch and count them; does not wait for the device.
 
         Returns the values of the program functions, and the learning rates that are told.
@@ -217,6 +212,7 @@ class Run:
             interrupts.release()
         # Not while interrupts are held back: this may wait for the device.
         self.in_flight.push(flag, status.global_step)
+        structures = self.engine.programs.structures
         show = functools.partial(_metrics.arrange, structures, batch.size)
         return _metrics.StepValues(values, num_steps, len(structures) == 1, show), rates
 
@@ -268,14 +264,6 @@ class Run:
         finally:
             if not is_over:
                 status.leave_epoch()
-
-    def _place_batches(self) -> Iterator[DeviceBatch]:
-        """Return the batches of an epoch on their way to the devices."""
-        batches = self._place_launches()
-        # On one CPU device a batch stays where it is until its launch: nothing to hide.
-        if self.engine.programs.is_single_cpu:
-            return batches
-        return _in_flight.look_ahead(batches, _in_flight.LOOK_AHEAD, self.group)
 
     def _place_launches(self) -> Iterator[DeviceBatch]:
         """Yield the batches of an epoch, `steps_per_call` to a launch, the rest one by one.

@@ -253,11 +253,7 @@ class Saver:
     directory: Path | None
 
     def __init__(
-        self,
-        engine: Engine,
-        store: _checkpoint.Store,
-        *,
-        saves_first: bool = False,
+        self, engine: Engine, store: _checkpoint.Store, *, saves_first: bool = False
     ) -> None:
         self.store, self.directory = store, store.directory
         self.is_resuming = False  # the next pass begins where a checkpoint was written

@@ -58,9 +58,9 @@ def save_model(
     name = expand_path(path).name.removesuffix(".penstock")
     made = export(programs, variables, name=name, weights=weights, platforms=platforms)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    told: dict[str, Any] = {"created": created, "versions": list_versions(), **about}
+    about = {"created": created, "versions": list_versions(), **about}
     if measure_on is not None:
-        told["measured"] = _measure(programs, variables, made.weights, measure_on, feed_order)
+        about["measured"] = _measure(programs, variables, made.weights, measure_on, feed_order)
     host = _describe_host(made.manifest, vocabulary, about)
     kinds = {facts["input"]: kind for kind, facts in host.items()}
     inputs = tuple(
@@ -68,7 +68,7 @@ def save_model(
     )
     classes = None if names is None else _check_names(names, made.manifest)
     manifest = dataclasses.replace(
-        made.manifest, inputs=inputs, host=host, about=told, classes=classes
+        made.manifest, inputs=inputs, host=host, about=about, classes=classes
     )
     if not jax.process_index():
         _model_file.write(path, manifest, made.weights, made.programs)

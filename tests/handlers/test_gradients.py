@@ -140,9 +140,7 @@ def test_compiling_and_measuring_have_their_seconds_at_the_steps_of_their_launch
 
 
 def test_nothing_is_measured_unless_a_handler_asks(monkeypatch):
-    monkeypatch.setattr(
-        "penstock.program_builder.engine.Programs.measure", None
-    )  # fails when called
+    monkeypatch.setattr("penstock.program_builder.engine.Engine.measure", None)  # fails when called
     _, kept = train(place=one_device())
     assert len(kept.steps) == 6
     assert not kept.updates
