@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the launchers that tests/distributed/test_launchers.py starts, where they are missing, and
-# Triton's client, which tests/serving/test_triton.py runs.
+# Triton's client, which tests/serving/test_clients.py runs.
 #
 #   scripts/install_launchers.sh [VENV [BASE]]
 #

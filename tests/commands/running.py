@@ -40,12 +40,13 @@ def penstock(
     )
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     """Start `penstock` with words in a folder, on one device."""
+    own = {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", CODE, *words],
         cwd=folder,
-        env=os.environ | {"XLA_FLAGS": compiling.xla_flags(), "PYTHONUNBUFFERED": "1"},
+        env=os.environ | own | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # With a small pipe it stays within some lines of what has been read, and so cannot end

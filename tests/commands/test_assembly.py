@@ -14,8 +14,7 @@ import pytest
 from penstock.commands import train
 from penstock.commands._run.plan import make_plan
 from penstock.commands._run.training import begin
-from tests import compiling
-from tests.commands.running import CODE, TINY, penstock, succeed
+from tests.commands.running import TINY, penstock, start, succeed
 from tests.distributed.processes import free_port, jax_variables
 from tests.readers.case import is_missing
 from tests.source_tree import ROOT
@@ -69,22 +68,16 @@ def test_fine_tuning_takes_the_parts_that_are_asked_for(capsys, tmp_path):
         (("--checkpoint_include_scopes=*/b",), "left initial: hidden/w, logits/w"),
         (("--ckpt_file_name=checkpoints",), "4 of 4 arrays from runs/digits_tiny/checkpoints"),
         (("--ckpt_file_name=checkpoints/2",), "4 of 4 arrays from runs/digits_tiny/checkpoints/2"),
+        (("--dataset_name=half_digits",), "2 of 4 arrays from runs/digits_tiny/best"),
+        (
+            ("--dataset_name=half_digits",),
+            "last layers left initial (10 classes there, 5 here): logits/b, logits/w",
+        ),
     ]:
         start = "\n".join(assembled(tmp_path / "other", *tuned, *words).start)
         assert text in start
     with pytest.raises(KeyError, match="lgoits"):
         assembled(tmp_path / "other", *tuned, "--checkpoint_exclude_scopes=lgoits")
-
-
-@pytest.mark.slow
-def test_weights_of_another_network_are_refused_or_taken_in_part(capsys, tmp_path):
-    succeed(capsys, "train", *FAST)
-    words = ("--task_type=finetune", "--model_dir=runs/digits_tiny", "--train_image_size=9")
-    with pytest.raises(ValueError, match=r"hidden/w has \[64, 32\] there and \[81, 32\] here"):
-        assembled(tmp_path / "other", *words)
-    lenet = ("--model_name=lenet", "--train_image_size=8", *words[:2])
-    with pytest.raises(ValueError, match="conv1/conv/b is not there"):
-        assembled(tmp_path / "other", *lenet)
 
 
 @pytest.mark.skipif(is_missing("tf_slim"), reason="tf_slim is not installed")
@@ -119,26 +112,14 @@ def test_one_device_alone_is_refused_in_several_processes(tmp_path):
 def test_processes_of_worker_hosts_train_together(tmp_path):
     hosts = f"--worker_hosts=localhost:{free_port()},localhost:1"
     words = ["train", *TINY[:2], "--stop_at_step=12", hosts]
-    alone = {"PATH": "", "JAX_PLATFORMS": "cpu"}
-    first, second = run_all(tmp_path, [([*words, f"--task_index={n}"], alone) for n in range(2)])
+    first, second = finish([start(tmp_path, *words, f"--task_index={n}") for n in range(2)])
     assert "batch      64 = 2 processes x 1 device (cpu) x 32; 23 steps an epoch" in first
     assert "best test: " in first
     assert "loss" not in second
 
 
-def run_all(folder, commands):
-    """Run `penstock` with words and an environment each, together; return what each printed."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CODE, *words],
-            cwd=folder,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for words, variables in commands
-    ]
+def finish(started):
+    """Return what each of several processes printed."""
     printed = [process.communicate(timeout=120) for process in started]
     assert not any(process.returncode for process in started), printed
     return [out for out, _ in printed]
@@ -146,9 +127,9 @@ def run_all(folder, commands):
 
 def run_processes(folder, count, *words):
     """Run `penstock` in so many processes; return what each printed to stdout, of ours."""
-    port, own = free_port(), os.environ | {"XLA_FLAGS": compiling.xla_flags()}
+    port = free_port()
     places = [jax_variables(port, n, count) if count > 1 else {} for n in range(count)]
-    printed = run_all(folder, [(words, own | variables) for variables in places])
+    printed = finish([start(folder, *words, **place) for place in places])
     # Gloo, which JAX computes with, prints a line of its own, but where stdout is for programs.
     is_json = "--json=True" in words
     return [out if is_json else re.sub(r"\[Gloo\] .*\n", "", out) for out in printed]

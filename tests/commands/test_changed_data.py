@@ -1,16 +1,13 @@
 """Runs on a folder of one's own whose images or classes are others than before."""
 
 import contextlib
+import json
 import shutil
-from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from penstock import commands
-from penstock.commands._run_folder import folder as run_folder
-from penstock.commands._run_folder.folder import Facts, RunFolder
-from tests.commands.running import TINY, fail, run, succeed, write_images
+from tests.commands.running import TINY, fail, succeed, write_images
 
 WORDS = (*TINY, "--train_image_size=8", "--batch_size=8", "--num_epochs=1")
 RUN = "runs/photos_tiny"
@@ -43,6 +40,14 @@ def rename(photos, old, new):
     (photos / old).rename(photos / new)
 
 
+def describe(photos, num_final_test, *digests):
+    """Write other facts of the last test, with the first digests as they are."""
+    path = photos.parent / RUN / "data.json"
+    facts = json.loads(path.read_text())
+    names = [*facts["names_digests"][:2], *digests]
+    path.write_text(json.dumps(facts | {"num_final_test": num_final_test, "names_digests": names}))
+
+
 CHANGES = {
     "rename_class": (
         lambda photos: rename(photos, "cat", "ant"),
@@ -50,8 +55,8 @@ CHANGES = {
     ),
     "remove_class": (
         lambda photos: shutil.rmtree(photos / "cat"),
-        "the class 'cat' is gone; 16 images to train on (24 before); "
-        "2 images to test on (3 before)",
+        "the class 'cat' is gone; 16 images to train on (24 before); 2 images to test on "
+        "(3 before); 2 images to test on at the end (3 before)",
     ),
     "add_class": (
         lambda photos: copy_class(photos, ["eel"]),
@@ -69,39 +74,33 @@ CHANGES = {
         lambda photos: rename(photos, "cat/3.png", "cat/30.png"),
         "some images have other names",
     ),
+    "rename_image_of_the_last_test": (
+        lambda photos: describe(photos, 3, "another"),
+        "some images have other names",
+    ),
+    "add_last_test": (
+        lambda photos: describe(photos, None, None),
+        "3 images to test on at the end (0 before)",
+    ),
 }
 
 
-def test_images_of_the_last_test_are_part_of_the_data():
-    facts = Facts((8, 8, 3), None, ("a", "b"), None, 4, 2, 2, ("x", "y", "z"))
-    folder = RunFolder(Path("unread"))
-    for now, change in (
-        (facts._replace(num_final_test=3), "3 images to test on at the end (2 before)"),
-        (facts._replace(names_digests=("x", "y", "w")), "some images have other names"),
-    ):
-        with mock.patch.object(run_folder, "read_facts", return_value=facts):
-            assert run_folder.find_changes(folder, now) == [change]
-        # A folder `test` that was not there.
-        bare = facts._replace(num_final_test=None, names_digests=("x", "y", None))
-        with mock.patch.object(run_folder, "read_facts", return_value=bare):
-            assert run_folder.find_changes(folder, facts) == [
-                "2 images to test on at the end (0 before)"
-            ]
-        # Of runs of before it is not known.
-        older = facts._replace(num_final_test=None, names_digests=("x", "y"))
-        with mock.patch.object(run_folder, "read_facts", return_value=older):
-            assert run_folder.find_changes(folder, now) == []
-
-
-@pytest.mark.quick("rename_image")
 @pytest.mark.parametrize(("change", "reason"), CHANGES.values(), ids=CHANGES)
-def test_changed_data_get_a_run_of_their_own(change, reason, photos, capsys):
-    train = ("train", "photos", *WORDS)
+def test_folder_of_a_run_on_other_data_is_refused_with_what_changed(change, reason, photos, capsys):
     change(photos)
-    err = fail(capsys, *train, f"--checkpointDir={RUN}")
+    err = fail(capsys, "train", "photos", *WORDS, f"--checkpointDir={RUN}")
     assert "got the folder of another run; " in err
     assert f"; {reason}" in err
-    out, _ = succeed(capsys, *train)
+
+
+def test_changed_data_get_a_run_of_their_own(photos, capsys):
+    # A run of before, of which the last test is not known, is one on the same data.
+    describe(photos, None)
+    out, _ = succeed(capsys, "train", "photos", *WORDS)
+    assert "The run is complete" in out
+    change, reason = CHANGES["rename_image"]
+    change(photos)
+    out, _ = succeed(capsys, "train", "photos", *WORDS)
     assert f"this is a new run because the data changed since {RUN}: {reason}" in " ".join(
         out.split()
     )
@@ -110,7 +109,6 @@ def test_changed_data_get_a_run_of_their_own(change, reason, photos, capsys):
 
 @pytest.mark.slow
 def test_evaluation_needs_the_classes_of_the_run(photos, capsys):
-    assert "The run is complete" in run(capsys, "train", "photos", *WORDS)[1]
     succeed(capsys, "eval", RUN, TINY[0])
     rename(photos, "cat", "ant")
     err = fail(capsys, "eval", RUN, TINY[0])

@@ -12,18 +12,15 @@ from penstock import readers
 from penstock.commands import convert
 from penstock.commands._run.data import open_data
 from penstock.commands.train import read_flags
-from tests.readers.convert.originals import jpeg, write_cifar10, write_flowers, write_mnist
+from tests.readers.convert.originals import (
+    write_cifar10,
+    write_flowers,
+    write_images,
+    write_mnist,
+)
 from tests.readers.convert.serving import serve
 
 WRITE = {"cifar10": write_cifar10, "mnist": write_mnist, "flowers": write_flowers}
-
-
-def write_images(folder, images_a_class: int = 10) -> None:
-    for name in ("cats", "dogs"):
-        (folder / name).mkdir(parents=True)
-        for number in range(images_a_class):
-            (folder / name / f"{number}.jpg").write_bytes(jpeg(number))
-        (folder / name / "notes.txt").write_text("no image")
 
 
 @pytest.mark.parametrize("name", WRITE)

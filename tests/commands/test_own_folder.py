@@ -72,49 +72,48 @@ def choose(num_images, choice=suited._ON_CPU, **flags):
     return suited.choose(choice, make_train_flags({**flags, **FOLDER}), flags, num_images)
 
 
-def test_number_of_images_decides_epochs_and_batch():
-    assert (choose(270)["batch_size"], choose(270)["num_epochs"]) == (32, 180)
-    assert choose(270) == choose(269)
-    assert (choose(40)["batch_size"], choose(40)["num_epochs"]) == (16, 200)
-    assert choose(1_000_000)["num_epochs"] == 15
-
-
-def test_images_are_kept_at_twice_the_size_where_they_fit():
-    assert choose(270)["cache_image_size"] == 64
-    assert choose(270, train_image_size=48)["cache_image_size"] == 96
-    assert choose(270, model_name="mobilenet_v2")["cache_image_size"] == 448
-    assert choose(270, suited._ON_ACCELERATOR)["cache_image_size"] == 320
-    assert "cache_image_size" not in choose(100_000, suited._ON_ACCELERATOR)
-
-
-def test_flags_that_were_given_win():
-    flags = {"batch_size": 8, "cache_image_size": 40, "optimizer": "optax.adam"}
-    chosen = choose(270, **flags)
-    assert not set(flags) & set(chosen)
-    # Its rate would be that of another optimizer.
-    assert "learning_rate" not in chosen
-    assert chosen["num_epochs"] == 45
-    assert "num_epochs" not in choose(270, stop_at_step=100)
+ASKED = {"batch_size": 8, "cache_image_size": 40, "optimizer": "optax.adam"}
 
 
 @pytest.mark.parametrize(
-    ("flags", "decay"),
+    ("num_images", "flags", "expected"),
     [
-        ({"num_epochs": 1}, "cosine"),
-        ({"stop_at_step": 3}, "cosine"),
-        ({"stop_at_step": 30}, "one_cycle"),
-        ({"num_epochs": 100, "stop_at_step": 2}, "cosine"),
-        ({}, "one_cycle"),
+        (270, {}, {"batch_size": 32, "num_epochs": 180, "cache_image_size": 64}),
+        (269, {}, {"batch_size": 32, "num_epochs": 180, "cache_image_size": 64}),
+        (40, {}, {"batch_size": 16, "num_epochs": 200}),
+        (1_000_000, {}, {"num_epochs": 15}),
+        # Images are kept at twice the size.
+        (270, {"train_image_size": 48}, {"cache_image_size": 96}),
+        # A network that is named has its own size and another optimizer.
+        (
+            270,
+            {"model_name": "mobilenet_v2"},
+            {
+                "cache_image_size": 448,
+                "optimizer": "optax.adam",
+                "learning_rate": 0.001,
+                "train_image_size": None,
+            },
+        ),
+        # What is asked for is not chosen, nor a rate, which would be that of another optimizer.
+        (270, ASKED, dict.fromkeys([*ASKED, "learning_rate"]) | {"num_epochs": 45}),
+        (270, {"stop_at_step": 100}, {"num_epochs": None}),
+        # A few steps have a rate that falls.
+        (20, {"num_epochs": 1}, {"learning_rate_decay_type": "cosine"}),
+        (20, {"stop_at_step": 3}, {"learning_rate_decay_type": "cosine"}),
+        (20, {"stop_at_step": 30}, {"learning_rate_decay_type": "one_cycle"}),
+        (20, {"num_epochs": 100, "stop_at_step": 2}, {"learning_rate_decay_type": "cosine"}),
+        (20, {}, {"learning_rate_decay_type": "one_cycle"}),
     ],
 )
-def test_a_few_steps_have_a_rate_that_falls(flags, decay):
-    assert choose(20, **flags)["learning_rate_decay_type"] == decay
+def test_number_of_images_and_flags_decide_what_is_chosen(num_images, flags, expected):
+    chosen = choose(num_images, **flags)
+    assert {name: chosen.get(name) for name in expected} == expected
 
 
-def test_network_that_is_named_has_its_own_size_and_another_optimizer():
-    chosen = choose(270, model_name="mobilenet_v2")
-    assert (chosen["optimizer"], chosen["learning_rate"]) == ("optax.adam", 0.001)
-    assert "train_image_size" not in chosen
+def test_images_are_kept_where_they_fit():
+    assert choose(270, suited._ON_ACCELERATOR)["cache_image_size"] == 320
+    assert "cache_image_size" not in choose(100_000, suited._ON_ACCELERATOR)
 
 
 def test_records_are_not_kept_as_images():

@@ -152,26 +152,6 @@ def test_images_of_kinds_that_are_not_read_are_named_at_the_start(tmp_path):
     )
 
 
-def test_predict_says_how_many_images_of_other_kinds_it_passes_over(tmp_path, capsys, monkeypatch):
-    write_photos(tmp_path, "cat", "dog", count=2)
-    for name in ("cat/a.gif", "dog/b.GIF", "dog/c.heic", "dog/.d.gif", "dog/notes.txt"):
-        (tmp_path / name).write_bytes(b"")
-    network = predict._Network(
-        class_names=["cat", "dog"],
-        read=lambda path: np.zeros([2, 2, 1]),
-        infer=lambda images: np.full([len(images), 2], 0.5),
-        summary="images: as they are",
-    )
-    monkeypatch.setattr(predict, "find_network", lambda *args: "a network")
-    monkeypatch.setattr(predict, "_open_run", lambda *args: network)
-    status, out, err = run(capsys, "predict", "a_run", str(tmp_path / "cat"), str(tmp_path / "dog"))
-    assert (status, len(out.splitlines())) == (0, 4)
-    assert err.splitlines() == [
-        "left out 2 .gif, 1 .heic: JPEG, PNG, WebP, BMP and TIFF are read",
-        "images: as they are",
-    ]
-
-
 @pytest.mark.quick("30", "10")
 @pytest.mark.parametrize("count", [10, 30, 200])
 def test_tenths_held_out_have_their_share_of_each_class(tmp_path, count):
@@ -290,12 +270,10 @@ def test_line_of_labels_that_is_no_class_is_named(tmp_path):
         read_labels(tmp_path)
 
 
-@pytest.mark.quick("svg")
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_matrix_of_any_names_is_drawn(kind, tmp_path):
+def test_matrix_of_any_names_is_drawn(tmp_path):
     names = ("$\\x$", "\N{DOG FACE}", "-dash", "a,b", "100%")
-    draw_confusion(tmp_path / f"a.{kind}", np.eye(5, dtype=int), names)
-    assert (tmp_path / f"a.{kind}").stat().st_size > 1000
+    draw_confusion(tmp_path / "a.svg", np.eye(5, dtype=int), names)
+    assert (tmp_path / "a.svg").stat().st_size > 1000
 
 
 def test_matrix_that_nobody_asked_for_is_no_failure_where_it_cannot_be_written(tmp_path, capsys):

@@ -137,21 +137,20 @@ def test_record_of_a_run_says_how_it_ended(folder, text, state):
     assert find_runs(folder)[1].state == state
 
 
-def test_json_of_runs_has_no_number_that_json_lacks(folder, capsys):
-    record = {"step": 45, "metrics": {"loss": "inf", "accuracy": 0.1}, "monitor": "accuracy"}
-    (folder / "digits_lenet" / "best" / "test.json").write_text(json.dumps(record))
-    named = (str(folder / "digits_lenet"), str(folder / "digits_lenet-2"))
-    for words in (("runs", str(folder)), ("compare", *named)):
-        text = run(capsys, *words, "--json")[1]
-        facts = json.loads(text, parse_constant=pytest.fail)
-        assert facts[0]["best"]["loss"] == "inf"
+def test_runs_and_their_comparison_as_json(folder, capsys):
+    def read(*words):
+        return json.loads(run(capsys, *words, "--json")[1], parse_constant=pytest.fail)
 
-
-def test_runs_as_json(folder, capsys):
-    facts = json.loads(run(capsys, "runs", str(folder), "--json")[1])
+    facts = read("runs", str(folder))
     assert facts[1]["flags"]["learning_rate"] == 0.1
     assert facts[0]["best"] == {"step": 45, "loss": 0.125, "accuracy": 0.9777}
     assert facts[2]["best"] is None
+    record = {"step": 45, "metrics": {"loss": "inf", "accuracy": 0.1}, "monitor": "accuracy"}
+    (folder / "digits_lenet" / "best" / "test.json").write_text(json.dumps(record))
+    assert read("runs", str(folder))[0]["best"]["loss"] == "inf"
+    facts = read("compare", *(str(folder / name) for name in ("digits_lenet", "digits_lenet-2")))
+    assert [fact["flags"] for fact in facts] == [{"learning_rate": 0.01}, {"learning_rate": 0.1}]
+    assert facts[0]["best"]["loss"] == "inf"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -234,12 +233,6 @@ def test_names_of_a_foreign_folder_do_not_reach_the_terminal_as_they_are(folder,
         _, out, err = run(capsys, *words)
         assert (out + err).replace("\n", "").isprintable(), (out, err)
         assert r"evil\x1b[2J\u202e" in out + err
-
-
-def test_comparison_as_json_has_the_flags_that_differ(folder, capsys):
-    paths = [str(folder / name) for name in ("digits_lenet", "digits_lenet-2")]
-    facts = json.loads(run(capsys, "compare", *paths, "--json")[1])
-    assert [fact["flags"] for fact in facts] == [{"learning_rate": 0.01}, {"learning_rate": 0.1}]
 
 
 def test_folder_without_runs_says_how_to_make_one(tmp_path, capsys):

@@ -170,8 +170,16 @@ def test_predict_names_the_classes_of_images_in_folders(text, capsys):
     for number, (image, label) in enumerate(zip(batch["image"], batch["label"], strict=True)):
         Path(f"scans/{label}").mkdir(parents=True, exist_ok=True)
         cv2.imwrite(f"scans/{label}/{number}.png", np.rint(255 * image[:, :, 0]))
+    for name in ("a.gif", "b.GIF", "c.heic", ".d.gif", "notes.txt"):
+        Path(f"scans/{name}").touch()
     status, out, err = run(capsys, "predict", "runs/digits_tiny", "scans", "--top_k=2")
-    assert (status, err) == (0, "images: lenet, which the weights were trained with\n")
+    assert (status, err.splitlines()) == (
+        0,
+        [
+            "left out 2 .gif, 1 .heic: JPEG, PNG, WebP, BMP and TIFF are read",
+            "images: lenet, which the weights were trained with",
+        ],
+    )
     pairs = re.findall(r"^scans/(\d)/\d+\.png  (\d) [\d.]+%  \d [\d.]+%$", out, re.M)
     assert len(pairs) == 24
     assert np.mean([label == guess for label, guess in pairs]) > 0.8
@@ -271,27 +279,6 @@ def test_interrupted_run_goes_on_by_the_same_command(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_fine_tuning_beats_training_from_scratch(capsys):
-    first = ("--dataset_name=half_digits", "--stop_at_step=300")
-    out, _ = succeed(capsys, "train", *FAST, *first)
-    assert "5 classes" in out
-    scratch = run(capsys, "train", *FAST, "--stop_at_step=40")[1]
-    tuned = run(
-        capsys,
-        "train",
-        *FAST,
-        "--stop_at_step=40",
-        "--task_type=finetune",
-        "--model_dir=runs",
-        "--ckpt_file_name=half_digits_tiny",
-    )[1]
-    assert "2 of 4 arrays from runs/half_digits_tiny/best" in tuned
-    output = " ".join(tuned.split())
-    assert "last layers left initial (5 classes there, 10 here): logits/b, logits/w" in output
-    assert accuracy_of(tuned) > accuracy_of(scratch) + 5
-
-
-@pytest.mark.slow
 def test_mock_measures_speed(capsys):
     words = ("--dataset_name=mock", "--stop_at_step=34", "--log_loss_every_n_iters=5")
     out, _ = succeed(capsys, "train", *FAST, *words)
@@ -309,8 +296,7 @@ def test_mock_measures_speed(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["tiny", pytest.param("resnet_v1_50")])
-def test_commands_of_fastnns_page_run(model, capsys, tmp_path):
+def test_commands_of_fastnns_page_run(capsys, tmp_path):
     folder = tmp_path / "cifar10"
     folder.mkdir()
     write_cifar10(folder)
@@ -319,18 +305,17 @@ def test_commands_of_fastnns_page_run(model, capsys, tmp_path):
     # Those of FastNN's page, section 3.1.1, and small sizes.
     words = (TINY[0], "--enable_paisoar=False", "--train_image_size=32", "--batch_size=4")
     words += ("--stop_at_step=3", "--dataset_name=cifar10", f"--dataset_dir={folder}")
-    words += ("--train_files=cifar10_train.tfrecord", f"--model_name={model}")
+    words += ("--train_files=cifar10_train.tfrecord", "--model_name=tiny")
     out, _ = succeed(capsys, "train", "--task_type=pretrain", *words)
     assert "cifar10: 20 images to train on, 4 to test on; 10 classes" in out
     best = re.search(r"best test: loss (.*?), (.*?) at step", out)
     assert best is not None
-    out, _ = succeed(capsys, "eval", f"runs/cifar10_{model}")
+    out, _ = succeed(capsys, "eval", "runs/cifar10_tiny")
     evaluated = re.search(r"^loss (.*?), (.*)$", out, re.MULTILINE)
     assert evaluated is not None
     assert evaluated[2] == best[2]
-    # Two programs: the network's loss is 5e10 after these three steps, and its last digit moves.
     assert float(evaluated[1]) == pytest.approx(float(best[1]), rel=1e-5)
     assert "airplane" in out
-    weights = (f"--model_dir=runs/cifar10_{model}", "--ckpt_file_name=params")
+    weights = ("--model_dir=runs/cifar10_tiny", "--ckpt_file_name=params")
     out, _ = succeed(capsys, "train", "--task_type=finetune", *words, *weights)
-    assert re.search(rf"(\d+) of \1 arrays from runs/cifar10_{model}/params", out)
+    assert re.search(r"(\d+) of \1 arrays from runs/cifar10_tiny/params", out)

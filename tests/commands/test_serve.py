@@ -23,15 +23,12 @@ import penstock as ps
 from penstock import layers
 from tests import compiling
 from tests.commands.running import CODE, fail
+from tests.readers.case import is_missing
 
 X = np.arange(-4, 4, dtype=np.float32)[None] / 8
 BODY = {"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": X[0].tolist()}]}
 TOKEN = "Bearer secret"
-needs_server = pytest.mark.skipif(
-    os.environ.get("PENSTOCK_REQUIRE_EXTRAS") != "1"
-    and importlib.util.find_spec("uvicorn") is None,
-    reason="uvicorn is not installed",
-)
+needs_server = pytest.mark.skipif(is_missing("uvicorn"), reason="uvicorn is not installed")
 
 
 def infer_program():

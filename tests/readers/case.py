@@ -19,7 +19,10 @@ from penstock.readers import Shard
 from tests.readers.samples import columns
 
 # What penstock[test-all] installs beside the rest; torch is not in it: its wheel brings CUDA.
-EXTRAS = ("mlflow", "tensorflow", "tensorflow_datasets", "tf_slim", "wandb")
+EXTRAS = {
+    *("kubeflow_trainer_api", "mlflow", "tensorflow", "tensorflow_datasets", "tf_slim", "uvicorn"),
+    "wandb",
+}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from penstock import readers
 from penstock.readers import FixedLenFeature, Shard
 from tests.readers.case import Case, lockstep, require, scratch
+from tests.readers.published import write_examples, write_records
 from tests.readers.samples import BATCH_SIZE, BROKEN, NUM_SAMPLES, columns, double, fail_at_broken
 
 FEATURES = {"id": FixedLenFeature((), "int32"), "x": FixedLenFeature((3,), "float32")}
@@ -27,9 +28,8 @@ BLOBS = {
 
 def write(path: Path, numbers: range, framing: Any, build: Callable[[Any], bytes]) -> None:
     whole = columns()
-    with readers.RecordWriter(path, framing=framing) as writer:
-        for number in numbers:
-            writer.write(build({name: column[number] for name, column in whole.items()}))
+    samples = ({name: column[number] for name, column in whole.items()} for number in numbers)
+    write_records(path, map(build, samples), framing=framing)
 
 
 PARTS = (range(8), range(8, 16), range(16, 23))
@@ -178,10 +178,8 @@ def slim_cifar100() -> Path:
     folder.mkdir()
     png = readers.records.encode_png(np.zeros((32, 32, 3), np.uint8))
     for part, numbers in enumerate(PARTS):
-        with readers.RecordWriter(folder / f"cifar100_train_{part}.tfrecord") as writer:
-            for number in numbers:
-                example = {"image/encoded": png, "image/class/label": number}
-                writer.write(readers.build_example(example))
+        examples = [{"image/encoded": png, "image/class/label": number} for number in numbers]
+        write_examples(folder / f"cifar100_train_{part}.tfrecord", examples)
     return folder
 
 

@@ -13,7 +13,7 @@ from penstock.readers import DatasetNotFoundError
 from penstock.readers.datasets.splits import standardise
 from tests.readers.archives.original_sets import ORIGINALS
 from tests.readers.convert.originals import idx_bytes, write_cifar10
-from tests.readers.published import whole
+from tests.readers.published import whole, write_examples, write_records
 
 
 @pytest.fixture(autouse=True)
@@ -163,12 +163,10 @@ def test_flowers_are_read_from_their_folder_and_split(tmp_path):
 
 
 def test_slims_record_files_are_read(tmp_path):
-    from penstock.readers.records import RecordWriter, build_example, encode_png
-
-    with RecordWriter(str(tmp_path / "mnist_train.tfrecord")) as writer:
-        for image, label in zip(IMAGES, LABELS, strict=True):
-            png = encode_png(image[..., np.newaxis])
-            writer.write(build_example({"image/encoded": png, "image/class/label": int(label)}))
+    pngs = [readers.records.encode_png(image[..., np.newaxis]) for image in IMAGES]
+    pairs = zip(pngs, LABELS.tolist(), strict=True)
+    examples = [{"image/encoded": png, "image/class/label": label} for png, label in pairs]
+    write_examples(tmp_path / "mnist_train.tfrecord", examples)
     batch = whole("mnist", dataset_dir=tmp_path)
     np.testing.assert_array_equal(batch["image"][..., 0], IMAGES)
     assert batch["label"].dtype == np.int32
@@ -184,19 +182,48 @@ def test_uci_housing_is_split_and_standardised(tmp_path):
     assert whole("uci_housing", "test", dataset_dir=tmp_path)["y"].shape == (10, 1)
 
 
-def test_own_set_is_registered_with_a_parse_fn(tmp_path):
-    from penstock.readers.records import RecordWriter
+def add_draw(sample, random):
+    return {**sample, "draw": random.random()}
 
-    with RecordWriter(str(tmp_path / "own_train_0.tfrecord")) as writer:
-        for number in range(5):
-            writer.write(bytes([number]))
 
-    @readers.register_dataset("own", files={"train": "own_train_*.tfrecord"})
-    def parse_fn(serialized):
-        return {"x": np.frombuffer(serialized, np.uint8)}
+def test_set_in_memory_is_decoded_and_augmented_by_sample_in_the_order_it_has_without():
+    options = {"batch_size": 64, "shuffle": True, "seed": 3}
+    plain = readers.dataset("digits", "test", **options)
+    assert plain.data["image"].shape == (359, 8, 8, 1)
+    drawn = readers.dataset(
+        "digits", "test", decode=lambda s: {"label": s["label"] + 1}, augment=add_draw, **options
+    )
+    for _ in range(2):
+        for one, other in zip(plain, drawn, strict=True):
+            np.testing.assert_array_equal(one["label"] + 1, other["label"])
+            assert len(set(other["draw"].tolist())) == len(other["draw"])
 
-    reader = readers.dataset("own", batch_size=5, dataset_dir=tmp_path)
-    assert next(reader())["x"].tolist() == [[0], [1], [2], [3], [4]]
+
+def test_set_in_memory_is_padded():
+    batch = next(readers.dataset("digits", "test", 2, pad={"image": readers.Padding()})())
+    assert batch["image_length"].tolist() == [8, 8]
+
+
+def test_option_out_of_range_is_refused_also_where_the_set_is_in_memory():
+    with pytest.raises(ValueError, match=r"^dataset\('digits'\)\(on_error\) got 'ignore'"):
+        readers.dataset("digits", on_error="ignore")
+
+
+def parse(serialized):
+    return {"x": np.frombuffer(serialized, np.uint8)}
+
+
+def negate(sample):
+    return {"x": -sample["x"].astype(int)}
+
+
+def test_own_set_is_registered_with_a_parse_fn_that_comes_before_decode(tmp_path):
+    write_records(tmp_path / "own_train_0.tfrecord", [bytes([number]) for number in range(5)])
+    readers.register_dataset("own", files={"train": "own_train_*.tfrecord"})(parse)
+    options = {"batch_size": 5, "dataset_dir": tmp_path, "decode": negate}
+    readers.dataset("own", **options, workers="process")  # refused if they could not travel there
+    reader = readers.dataset("own", **options)
+    assert next(reader())["x"].tolist() == [[0], [-1], [-2], [-3], [-4]]
     with pytest.raises(DatasetNotFoundError, match=re.escape("'own_train_*.tfrecord'")):
         readers.dataset("own", dataset_dir=tmp_path / "nowhere")
 

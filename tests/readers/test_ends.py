@@ -19,6 +19,7 @@ import pytest
 from penstock import _parent_watch, readers
 from penstock.readers import Shard
 from tests.readers.cases import grain_loader
+from tests.readers.published import write_examples
 from tests.readers.samples import Records
 from tests.source_tree import ROOT
 
@@ -149,9 +150,7 @@ def find_process(sample: int) -> int:
 
 def read_records(folder: Path) -> tuple[Any, Callable[[Any], int]]:
     """Return a reader of files in processes, and what tells a batch's process."""
-    with readers.RecordWriter(folder / "0.tfrecord") as writer:
-        for number in range(NUM_ITEMS):
-            writer.write(readers.build_example({"label": number}))
+    write_examples(folder / "0.tfrecord", [{"label": number} for number in range(NUM_ITEMS)])
     spec = {"label": readers.FixedLenFeature((), "int32")}
     workers: Any = {"num_workers": 1, "workers": "process", "look_ahead": 8}
     reader = readers.tfrecord(

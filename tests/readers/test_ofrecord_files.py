@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ from penstock.readers.records import (
     NormByChannelPreprocessor,
     RawCodec,
     RecordError,
-    RecordWriter,
     build_ofrecord,
     encode_png,
 )
+from tests.readers.published import write_records
 
 LABEL = BlobConf("class/label", shape=(), dtype=np.int32, codec=RawCodec())
 IMAGE = BlobConf(
@@ -29,13 +30,12 @@ IMAGE = BlobConf(
 GRAY = np.full((6, 8, 3), 100, np.uint8)
 
 
-def write_parts(folder: Path, names: list[str], num_records: int = 3) -> Path:
-    label = 0
+def write_parts(folder: Path, names: list[str]) -> Path:
+    """Write parts of three records."""
+    labels = itertools.count()
     for name in names:
-        with RecordWriter(folder / name, framing=OFRECORD) as writer:
-            for _ in range(num_records):
-                writer.write(build_ofrecord({"encoded": encode_png(GRAY), "class/label": label}))
-                label += 1
+        blobs = [{"encoded": encode_png(GRAY), "class/label": next(labels)} for _ in range(3)]
+        write_records(folder / name, map(build_ofrecord, blobs), framing=OFRECORD)
     return folder
 
 
@@ -83,9 +83,8 @@ def test_missing_part_is_named_and_what_is_there_is_shown(tmp_path):
 def test_random_preprocessors_repeat_on_resume(tmp_path):
     image = np.zeros((4, 4, 3), np.uint8)
     image[:, 0] = 255
-    with RecordWriter(tmp_path / "part-0", framing=OFRECORD) as writer:
-        for _ in range(40):
-            writer.write(build_ofrecord({"encoded": encode_png(image)}))
+    payload = build_ofrecord({"encoded": encode_png(image)})
+    write_records(tmp_path / "part-0", [payload] * 40, framing=OFRECORD)
     codec = ImageCodec([ImagePreprocessor("mirror")])
     blobs = [BlobConf("encoded", shape=(4, 4, 3), dtype="uint8", codec=codec)]
     reader = ofrecord(tmp_path, blobs, batch_size=8, seed=5)

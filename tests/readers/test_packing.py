@@ -129,13 +129,15 @@ def test_every_sample_comes_once_an_epoch_and_whole(options, count):
         assert not row["words"][row["words_segment_ids"] == 0].any()
 
 
-@every_option
-@pytest.mark.parametrize("source", ["exact", "counted"])
-def test_resumed_at_every_row_it_yields_the_same_rest(options, source):
+@pytest.mark.parametrize(
+    ("option", "source"),
+    [*((option, "exact") for option in OPTIONS), ("three-open-rows", "counted")],
+)
+def test_resumed_at_every_row_it_yields_the_same_rest(option, source):
     samples = sequence_samples(Shard(), 41)  # more than there are between two marks
     if source == "counted":
         samples = list(samples.iterate(0))
-    reader = pack(samples, **options)
+    reader = pack(samples, **OPTIONS[option])
     whole = list(reader.iterate(1))
     for num_before in range(len(whole) + 1):
         rest = read_resumed(reader, num_before, epoch=1)
@@ -176,14 +178,6 @@ def test_states_taken_early_stay_as_they_were():
     with reader.iterate(0) as iterator:
         iterator.set_state(state)
         assert words(iterator) == rest
-
-
-def test_batch_divides_rows_that_all_processes_pack(monkeypatch):
-    from penstock.readers.decorators import _fluid
-
-    monkeypatch.setattr(_fluid, "find_own_shard", lambda: Shard(1, 2))
-    ours = readers.arrays({"words": np.ones((8, 3))}, None)
-    assert [len(batch) for batch in readers.batch(pack(ours, length=6), 4)] == [2]
 
 
 def test_nothing_and_empty_samples_make_no_row():

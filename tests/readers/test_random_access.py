@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock import readers
-from penstock.readers import _random_access_reader
+from penstock.readers import RecordError
 from tests.readers.samples import Records
 
 
@@ -61,22 +61,6 @@ def test_look_ahead_bounds_the_records_read():
     with readers.indexed(Counted(), 2, num_workers=2, look_ahead=1)() as iterator:
         next(iterator)
     assert len(taken) <= 4
-
-
-def test_batches_read_ahead_become_more_with_each_that_is_taken(monkeypatch):
-    pieces = []
-
-    def counted(*arguments):
-        for piece in all_pieces(*arguments):
-            pieces.append(piece)
-            yield piece
-
-    all_pieces = _random_access_reader.pieces
-    monkeypatch.setattr(_random_access_reader, "pieces", counted)
-    with readers.indexed(range(100), 2, num_workers=2, look_ahead=4)() as iterator:
-        # A piece is a record here: of those not yet returned, at most nine are given out.
-        counts = [(next(iterator), len(pieces))[1] for _ in range(6)]
-    assert counts == [5, 9, 13, 16, 18, 20]
 
 
 def test_exception_in_a_transform_names_the_records():
@@ -165,3 +149,51 @@ def test_array_that_cannot_be_written_is_not_copied():
 
     list(readers.indexed([{"whole": whole}], 1, decode=cut))
     assert seen == [True]
+
+
+SIZE = 2048  # float64: beyond the size from which arrays are placed in the batch's memory
+
+
+def make_large(number):
+    return {"x": np.full(SIZE, number, float), "id": number}
+
+
+def test_batches_that_are_held_keep_their_values():
+    reader = readers.indexed(range(40), 3, decode=make_large, num_workers=2, shuffle=True)
+    for batches in (list(reader), list(reader)):
+        for batch in batches:
+            np.testing.assert_array_equal(batch["x"], np.repeat(batch["id"][:, None], SIZE, 1))
+
+
+def test_batch_that_is_skipped_into_has_the_rows_that_are_left():
+    def refuse_four(number):
+        if number == 4:
+            raise RecordError("it is 4")
+        return make_large(number)
+
+    _, batch = readers.indexed(range(6), 3, decode=refuse_four, on_error="skip")
+    assert batch["id"].tolist() == batch["x"][:, 0].tolist() == [3, 5]
+
+
+def test_large_rows_of_other_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"got \['x'\] \[2049\] .*expected \['x'\] \[2048\]"):
+        list(readers.indexed([{"x": np.zeros(SIZE + row)} for row in range(2)], 2))
+
+
+def test_structures_other_than_dicts_are_stacked():
+    ((first, second),) = readers.indexed([[np.full(SIZE, i), {"y": i}] for i in range(2)], 2)
+    assert first[:, 0].tolist() == second["y"].tolist() == [0, 1]
+    ((rows, _),) = readers.indexed([(np.full(SIZE, i), i) for i in range(2)], 2)
+    assert rows[:, 0].tolist() == [0, 1]
+
+
+def test_array_of_the_users_own_is_copied():
+    own = np.zeros((2, SIZE))
+    (batch,) = readers.indexed([0, 1], 2, decode=lambda row: {"x": own[row]})
+    assert not np.shares_memory(batch["x"], own)
+
+
+def test_texts_of_python_and_of_numpy_are_stacked_as_texts():
+    (batch,) = readers.indexed(["a", np.str_("b")], 2)
+    assert batch.dtype == object
+    assert list(map(type, batch)) == [str, np.str_]

@@ -13,6 +13,7 @@ import pytest
 from penstock import readers
 from penstock.readers import BlobConf, FixedLenFeature, RawCodec, RecordError
 from penstock.readers._read_options import ReadKeywords
+from tests.readers.published import write_examples, write_records
 
 NUM_SAMPLES = 8
 BROKEN = 5
@@ -22,16 +23,15 @@ BLOBS = {"label": BlobConf("label", (), "int32", RawCodec())}
 
 def write_tfrecord(folder: Path) -> None:
     for part in range(2):
-        with readers.RecordWriter(folder / f"{part}.tfrecord") as writer:
-            for number in range(4 * part, 4 * part + 4):
-                writer.write(readers.build_example({"label": number}))
+        labels = range(4 * part, 4 * part + 4)
+        write_examples(folder / f"{part}.tfrecord", [{"label": label} for label in labels])
 
 
 def write_ofrecord(folder: Path) -> None:
     for part in range(2):
-        with readers.RecordWriter(folder / f"part-{part}", framing=readers.OFRECORD) as writer:
-            for number in range(4 * part, 4 * part + 4):
-                writer.write(readers.build_ofrecord({"label": number}))
+        labels = range(4 * part, 4 * part + 4)
+        payloads = [readers.build_ofrecord({"label": label}) for label in labels]
+        write_records(folder / f"part-{part}", payloads, framing=readers.OFRECORD)
 
 
 def write_images(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Shards: the three rules, their errors and warnings, and the two meanings of a batch size."""
 
-import json
 import re
 import time
 
@@ -104,18 +103,6 @@ class Files:
         return index
 
 
-@pytest.mark.parametrize("rule", ["files_round_robin", "files_contiguous"])
-def test_state_by_file_goes_on_with_the_same_rule_and_number_of_processes(rule):
-    parts = []
-    for index in range(3):
-        iterator = file_ruled(index, 3, rule)()
-        first = next(iterator).tolist()
-        resumed = file_ruled(index, 3, rule)()
-        resumed.set_state(json.loads(json.dumps(iterator.get_state())))
-        parts += first + [number for batch in resumed for number in batch.tolist()]
-    assert sorted(parts) == list(range(12))
-
-
 @pytest.mark.parametrize(
     ("saved", "restored"),
     [
@@ -198,6 +185,10 @@ def double(sample):
     return 2 * sample
 
 
+def make_words(sample):
+    return {"words": [sample]}
+
+
 @pytest.mark.parametrize(
     "decorate",
     [
@@ -210,6 +201,10 @@ def double(sample):
         # In any order, which then would be another one in each process.
         lambda: readers.xmap_readers(double, samples(), 3, 2),
         lambda: readers.cache(samples()),
+        lambda: readers.map_readers(
+            lambda row: row["words"][0],
+            readers.pack(readers.map_readers(make_words, samples()), field="words", length=1),
+        ),
     ],
 )
 def test_samples_are_everybodys_and_batch_divides_them(joined, decorate):

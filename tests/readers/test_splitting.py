@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from penstock import readers
+from tests.readers.published import write_examples
 
 LABELS = np.array([0] * 50 + [1] * 30 + [2] * 20)
 
@@ -97,9 +98,7 @@ def test_position_of_a_part_is_none_of_another(make):
 
 
 def test_parts_of_record_files_and_of_worker_processes(tmp_path):
-    with readers.RecordWriter(tmp_path / "a.tfrecord") as writer:
-        for number in range(20):
-            writer.write(readers.build_example({"x": number}))
+    write_examples(tmp_path / "a.tfrecord", [{"x": number} for number in range(20)])
     features = {"x": readers.FixedLenFeature((), "int32")}
     whole = readers.tfrecord(f"{tmp_path}/*.tfrecord", features, batch_size=4, num_workers=2)
     parts = readers.split(whole, [0.75, 0.25], by=np.arange(20) % 4)

@@ -1,4 +1,5 @@
 import gc
+import itertools
 import pickle
 import time
 from pathlib import Path
@@ -10,7 +11,6 @@ from penstock.readers.records import (
     FeatureError,
     FixedLenFeature,
     RecordError,
-    RecordWriter,
     SequenceFeature,
     VarLenFeature,
     build_example,
@@ -19,6 +19,7 @@ from penstock.readers.records.files import RecordReader
 from penstock.readers.sharding import PerDevice, Shard
 from penstock.readers.tfrecord_files import tfrecord
 from tests.held import open_files, threads
+from tests.readers.published import write_examples
 
 SPEC = {"id": FixedLenFeature((), "int32"), "x": FixedLenFeature((2,), "float32")}
 SIZES = (7, 8, 9)  # records a file; record `i` of all has id `i`
@@ -27,12 +28,10 @@ SIZES = (7, 8, 9)  # records a file; record `i` of all has id `i`
 @pytest.fixture
 def folder(tmp_path):
     """Three files of 24 records in all."""
-    number = 0
+    numbers = iter(range(sum(SIZES)))
     for file, size in enumerate(SIZES):
-        with RecordWriter(tmp_path / f"{file}.tfrecord") as writer:
-            for _ in range(size):
-                writer.write(build_example({"id": number, "x": [number / 2, 0.5]}))
-                number += 1
+        examples = [{"id": n, "x": [n / 2, 0.5]} for n in itertools.islice(numbers, size)]
+        write_examples(tmp_path / f"{file}.tfrecord", examples)
     return tmp_path
 
 
@@ -177,8 +176,7 @@ def test_dropped_iterator_leaves_no_thread_or_file_without_the_collector(folder)
 
 @pytest.mark.parametrize("varying", [VarLenFeature("int64"), SequenceFeature(FixedLenFeature())])
 def test_feature_in_the_place_of_anothers_length_is_an_error(varying, tmp_path):
-    with RecordWriter(tmp_path / "a.tfrecord"):
-        pass
+    write_examples(tmp_path / "a.tfrecord", [])
     features = {"ids_length": FixedLenFeature((), "int64"), "ids": varying}
     with pytest.raises(ValueError, match="features got 'ids_length', expected another name"):
         tfrecord(tmp_path / "a.tfrecord", features)

@@ -2,9 +2,7 @@
 
 import asyncio
 import importlib
-import importlib.util
 import json
-import os
 import re
 from typing import Any
 
@@ -15,6 +13,7 @@ from penstock import serving
 from penstock.commands._argument_parser import parse
 from penstock.commands.serve import ServeFlags
 from tests.distributed.test_manifests import find_unknown
+from tests.readers.case import require
 from tests.serving.stand_in import ask
 from tests.source_tree import ROOT
 
@@ -71,9 +70,7 @@ def test_service_checks_and_ends_the_server_as_it_is_started():
 
 @pytest.mark.slow
 def test_container_fits_the_schema_of_kubernetes():
-    is_required = os.environ.get("PENSTOCK_REQUIRE_EXTRAS") == "1"
-    if not is_required and importlib.util.find_spec("kubeflow_trainer_api") is None:
-        pytest.skip("kubeflow-trainer-api is not installed")
+    require("kubeflow_trainer_api")
     models: Any = importlib.import_module("kubeflow_trainer_api.models")
     (container,) = read_predictor()["containers"]
     read = models.IoK8sApiCoreV1Container.from_dict(container).to_dict()

@@ -9,7 +9,6 @@ import struct
 from typing import Any
 
 import numpy as np
-import pytest
 
 from penstock import serving
 from tests.serving.stand_in import Answer, Doubler, ask, binary_request
@@ -136,11 +135,9 @@ def test_models_answer_what_the_mutations_start_from():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "count",
-    [pytest.param(4_000, id="4,000"), pytest.param(100_000, marks=pytest.mark.slow, id="100,000")],
-)
-def test_requests_that_are_almost_right_never_fail_and_leave_nothing(count, caplog):
+def test_requests_that_are_almost_right_never_fail_and_leave_nothing(caplog):
+    count = 4_000
+
     async def run():
         app = make_app()
         counts = await send_many(app, count // 4, seed=1)

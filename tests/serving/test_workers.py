@@ -31,26 +31,23 @@ def pool(request):
 
 # Each start of a process takes 2 s, and here are three.
 @pytest.mark.parametrize("pool", [1], indirect=True)
-def test_file_that_ends_a_process_or_is_read_for_ever_is_refused_and_the_model_before_answers(
-    pool, file, monkeypatch
-):
+def test_feeds_and_files_at_fault_are_refused_and_the_model_before_answers(pool, file, monkeypatch):
     model = pool.load(file, 2)
     assert model.batch_secs.keys() == {1, 2}  # by which batches are chosen
     assert min(model.batch_secs.values()) > 0
-    wanted = ps.InferenceModel.load(file).infer(X)
-    # What a hostile program does to JAX's reader: the process is gone.
-    for name, hostile in (("_send", end_instead_of_loading), ("_LOAD_SECS", 0.0)):
-        with monkeypatch.context() as patch:
-            patch.setattr(workers, name, hostile)
-            with pytest.raises(ps.ModelFileError, match="lost while they loaded it"):
-                pool.load(file, 1)
-        np.testing.assert_allclose(model.infer_columns(X)["output"], wanted, atol=1e-6)
-    assert not pool.ended.is_set()
-    # Only feeds and models at fault are told as such.
     with pytest.raises(ps.FeedError, match="expected"):
         model.infer_columns({"y": X["x"]})
     with pytest.raises(RuntimeError, match="KeyError"):
         pool.infer(7, X)
+    wanted = ps.InferenceModel.load(file).infer(X)
+    # What a hostile program does to JAX's reader: the process is gone, or reads for ever.
+    for name, value in (("_send", end_instead_of_loading), ("_LOAD_SECS", 0.0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, name, value)
+            with pytest.raises(ps.ModelFileError, match="lost while they loaded it"):
+                pool.load(file, 1)
+        np.testing.assert_allclose(model.infer_columns(X)["output"], wanted, atol=1e-6)
+    assert not pool.ended.is_set()
     assert model.infer_columns(X)["output"].shape == (2, 3)
 
 

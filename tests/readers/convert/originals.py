@@ -4,6 +4,7 @@ import gzip
 import io
 import struct
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,15 @@ def write_mnist(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def jpeg(seed: int, height: int = 12, width: int = 10) -> bytes:
     image = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     return cv2.imencode(".jpg", image)[1].tobytes()
+
+
+def write_images(folder: Path, names: Iterable[str] = ("cats", "dogs"), count: int = 10) -> None:
+    """Write a folder of images, and a file of another kind beside each, for each class."""
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            (folder / name / f"{number}.jpg").write_bytes(jpeg(number))
+            (folder / name / f"{number}.json").write_text("no image")
 
 
 def write_flowers(folder: Path, photos_a_class: int = 4) -> dict[str, bytes]:

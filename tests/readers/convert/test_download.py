@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.readers.convert.download import DownloadError, RemoteFile, fetch
+from penstock.readers.convert import download
+from penstock.readers.convert.download import DownloadError, RemoteFile, fetch, show_progress
 from tests.readers.convert.serving import Server, serve
 
 DATA = bytes(range(256)) * 4000
@@ -125,3 +126,16 @@ def test_file_that_cannot_be_written_is_an_error_at_once(server, tmp_path):
 def test_other_addresses_are_refused(url, tmp_path):
     with pytest.raises(DownloadError, match=r"expected http://\.\.\. or https://"):
         fetch(RemoteFile(url=url), tmp_path)
+
+
+def test_pipe_gets_a_line_an_interval_on_stderr(capsys, monkeypatch):
+    now_secs = iter([0.0, 4.0, 11.0, 12.0, 21.5, 22.0, 31.0, 33.0])
+    monkeypatch.setattr(download.time, "monotonic", lambda: next(now_secs))
+    with show_progress() as report:
+        for num_bytes in range(5):
+            report("a.bin", num_bytes * 1_000_000, 5_000_000)
+        for num_bytes in range(3):
+            report("b.bin", num_bytes * 1_000_000, None)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["a.bin: 2.0 of 5.0 MB", "a.bin: 4.0 of 5.0 MB", "b.bin: 2.0 MB"]

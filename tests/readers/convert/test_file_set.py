@@ -33,14 +33,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_files_of_several_folders_appear_together(tmp_path):
-    targets = [tmp_path / "a" / "x", tmp_path / "b" / "x"]
-    with write_together(targets) as paths:
-        for number, path in enumerate(paths):
-            path.write_bytes(bytes([number]))
-    assert [path.read_bytes() for path in targets] == [b"\0", b"\1"]
-
-
 def test_process_that_is_killed_leaves_no_file_of_the_set(tmp_path, caplog):
     assert subprocess.run([sys.executable, "-c", KILLED, tmp_path]).returncode == -9
     (left,) = tmp_path.iterdir()

@@ -10,33 +10,27 @@ from penstock.readers.records import (
     ImageCodec,
     RawCodec,
     RecordError,
-    RecordWriter,
-    build_example,
     build_sequence_example,
     encode_png,
 )
 from penstock.readers.records.messages import parse_ofrecord_features
-from tests.readers.published import read_records
+from tests.readers.published import read_records, write_examples, write_records
 
 
 @pytest.fixture
 def source(tmp_path):
-    paths = [tmp_path / "a.tfrecord", tmp_path / "b.tfrecord"]
-    number = 0
-    for path in paths:
-        with RecordWriter(path) as writer:
-            for _ in range(4):
-                values = {
-                    "image/encoded": encode_png(np.full((2, 2, 3), number, np.uint8)),
-                    "image/class/label": number,
-                    "big": 2**40 + number,
-                    "scores": [0.5, number],
-                    "empty": [],
-                    "names": [b"a", b"\0"],
-                }
-                writer.write(build_example(values))
-                number += 1
-    return paths
+    def make(number):
+        return {
+            "image/encoded": encode_png(np.full((2, 2, 3), number, np.uint8)),
+            "image/class/label": number,
+            "big": 2**40 + number,
+            "scores": [0.5, number],
+            "empty": [],
+            "names": [b"a", b"\0"],
+        }
+
+    parts = {"a.tfrecord": range(4), "b.tfrecord": range(4, 8)}
+    return [write_examples(tmp_path / name, map(make, part)) for name, part in parts.items()]
 
 
 def test_there_and_back_gives_the_same_bytes(source, tmp_path):
@@ -81,10 +75,9 @@ def test_damaged_record_stops_the_conversion(source, tmp_path):
 
 
 def test_record_that_is_no_example_is_named(tmp_path):
-    with RecordWriter(tmp_path / "a.tfrecord") as writer:
-        writer.write(b"\xff")
+    path = write_records(tmp_path / "a.tfrecord", [b"\xff"])
     with pytest.raises(FeatureError, match=r"a\.tfrecord', record 0 at byte 0: Example payload"):
-        convert.tfrecord_to_ofrecord([tmp_path / "a.tfrecord"], tmp_path / "of", num_parts=1)
+        convert.tfrecord_to_ofrecord([path], tmp_path / "of", num_parts=1)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +199,8 @@ def test_files_that_are_there_stay_unless_forced(source, tmp_path, caplog):
 
 
 def test_lists_of_features_are_refused_and_not_left_out(tmp_path):
-    with RecordWriter(tmp_path / "a.tfrecord") as writer:
-        writer.write(build_sequence_example({"label": 1}, {"words": ["two", "steps"]}))
+    example = build_sequence_example({"label": 1}, {"words": ["two", "steps"]})
+    write_records(tmp_path / "a.tfrecord", [example])
     with pytest.raises(RecordError, match=r"got the feature lists 'words', expected none") as info:
         convert.tfrecord_to_ofrecord([tmp_path / "a.tfrecord"], tmp_path / "of", num_parts=1)
     assert str(tmp_path / "a.tfrecord") in str(info.value)

@@ -1,8 +1,12 @@
+"""tf.Example and tf.SequenceExample: their bytes, and what is declared of their features."""
+
+import re
 import tracemalloc
 
 import numpy as np
 import pytest
 
+from penstock import readers
 from penstock.readers._batching import stack_samples
 from penstock.readers.records import (
     FeatureError,
@@ -12,12 +16,20 @@ from penstock.readers.records import (
     SequenceFeature,
     VarLenFeature,
     build_example,
+    build_sequence_example,
     encode_png,
     parse_example,
 )
 from penstock.readers.records.messages import parse_sequence
+from tests.readers.published import write_records
 
-GOLDEN = bytes.fromhex("0a1c0a1a0a11696d6167652f636c6173732f6c6162656c12051a030a0107")
+# What TensorFlow writes, by the values.
+GOLDENS = [
+    (np.int32(7), "0a0c0a0a0a017812051a030a0107"),
+    ([300, -1], "0a170a150a017812101a0e0a0cac02ffffffffffffffffff01"),
+    ([0.5, -2.0], "0a130a110a0178120c120a0a080000003f000000c0"),
+    ([b"a\0", b""], "0a0f0a0d0a017812080a060a0261000a00"),
+]
 
 
 def parse_one(feature: object, **values: object):
@@ -25,8 +37,9 @@ def parse_one(feature: object, **values: object):
     return sample["x"]
 
 
-def test_example_has_tensorflows_bytes():
-    assert build_example({"image/class/label": np.int32(7)}) == GOLDEN
+@pytest.mark.parametrize(("value", "golden"), GOLDENS)
+def test_example_has_tensorflows_bytes(value, golden):
+    assert build_example({"x": value}).hex() == golden
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -222,3 +235,84 @@ def test_length_is_compared_before_values_are_converted():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1 << 20
+
+
+# context { feature { key: "id" value { int64_list { value: 7 } } } }
+# feature_lists { feature_list { key: "x" value { feature { float_list { value: 0.5 } }
+#                                                 feature { float_list { value: -1 } } } } }
+GOLDEN_SEQUENCE = bytes.fromhex(
+    "0a0d0a0b0a02696412051a030a0107121b0a190a017812140a0812060a040000003f0a0812060a04000080bf"
+)
+
+
+def sequence_of(length, number=0):
+    return build_sequence_example(
+        {"label": number},
+        {
+            "x": [[step, -step] for step in range(length)],
+            "word": [f"w{step}" for step in range(length)],
+        },
+    )
+
+
+SPEC = {
+    "label": FixedLenFeature((), "int32"),
+    "x": SequenceFeature(FixedLenFeature((2,), "int32"), pad_value=-9),
+    "word": SequenceFeature(FixedLenFeature((), "bytes")),
+}
+
+
+def test_lists_and_context_are_read_from_files_and_padded_with_their_lengths(tmp_path):
+    records = [sequence_of(length, number) for number, length in enumerate((1, 3, 0))]
+    path = write_records(tmp_path / "a.tfrecord", records)
+    (batch,) = readers.tfrecord(path, SPEC, batch_size=3)
+    assert batch["label"].tolist() == [0, 1, 2]
+    assert batch["x"].tolist() == [
+        [[0, 0], [-9, -9], [-9, -9]],
+        [[0, 0], [1, -1], [2, -2]],
+        [[-9, -9]] * 3,
+    ]
+    assert batch["x_length"].tolist() == batch["word_length"].tolist() == [1, 3, 0]
+    assert batch["word"].tolist()[0] == [b"w0", b"", b""]
+
+
+def test_sequence_example_has_tensorflows_bytes():
+    spec = {"id": FixedLenFeature((), "int32"), "x": SequenceFeature(FixedLenFeature())}
+    assert build_sequence_example({"id": 7}, {"x": [0.5, -1.0]}) == GOLDEN_SEQUENCE
+    sample = parse_example(GOLDEN_SEQUENCE, spec)
+    assert (int(sample["id"]), sample["x"].tolist()) == (7, [0.5, -1.0])
+
+
+def test_encoded_frames_are_decoded():
+    frames = [np.full((4, 6, 3), number, np.uint8) for number in range(2)]
+    payload = build_sequence_example({}, {"video": [encode_png(f) for f in frames]})
+    spec = {"video": SequenceFeature(ImageFeature((4, 6, 3)), max_length=3)}
+    sample = parse_example(payload, spec)
+    assert (sample["video"].shape, sample["video"].dtype) == ((3, 4, 6, 3), np.uint8)
+    np.testing.assert_array_equal(sample["video"][:2], frames)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"x": VarLenFeature("int32")}, "feature 'x' got a feature list of 2 steps, expected a"),
+        ({"x": FixedLenFeature((2,))}, "Declare SequenceFeature(FixedLenFeature(...)) to read"),
+        ({"y": SequenceFeature(FixedLenFeature())}, "feature 'y' got nothing, expected one of"),
+        (
+            {"x": SequenceFeature(FixedLenFeature((3,), "int32"))},
+            "step 0 of the feature list 'x': feature 'x' got 2 values, expected 3.",
+        ),
+        (
+            {"x": SequenceFeature(FixedLenFeature((2,), "int32"), max_length=1)},
+            "feature list 'x' got 2 steps, expected at most 1.",
+        ),
+    ],
+)
+def test_list_that_is_not_what_is_declared_is_named(spec, text):
+    with pytest.raises(FeatureError, match=re.escape(text)):
+        parse_example(sequence_of(2), spec)
+
+
+def test_step_without_a_fixed_shape_is_refused():
+    with pytest.raises(TypeError, match="expected a FixedLenFeature, or an ImageFeature with a s"):
+        SequenceFeature(VarLenFeature("int32"))

@@ -4,20 +4,21 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from penstock.readers.records import RecordError, RecordFiles, RecordFormat, RecordWriter, files
+from penstock.readers.records import RecordError, RecordFiles, RecordFormat, files
 from tests.held import open_files
+from tests.readers.published import write_records
 
 
 @pytest.fixture
 def paths(tmp_path):
     """Five files, the third of them empty, of records that say where they are."""
-    made = []
-    for number, count in enumerate([3, 4, 0, 5, 2]):
-        with RecordWriter(tmp_path / f"{number}.tfrecord") as writer:
-            for record in range(count):
-                writer.write(f"{number}:{record}".encode() * (record * 30_000 + 1))
-        made.append(writer.path)
-    return made
+    return [
+        write_records(
+            tmp_path / f"{number}.tfrecord",
+            [f"{number}:{n}".encode() * (n * 30_000 + 1) for n in range(count)],
+        )
+        for number, count in enumerate([3, 4, 0, 5, 2])
+    ]
 
 
 def heads(payloads: list) -> list[str]:
@@ -65,9 +66,7 @@ def test_copy_reads_after_the_original_is_closed_and_through_pickle(paths):
 
 def test_file_rewritten_after_indexing_is_an_error_not_other_data(paths):
     indexed = RecordFiles(paths, RecordFormat())
-    with RecordWriter(paths[1]) as writer:
-        for _ in range(9):
-            writer.write(b"other")
+    write_records(paths[1], [b"other"] * 9)
     for outcome in indexed.read([3, 4, 5, 6]):
         assert isinstance(outcome, RecordError)
         assert outcome.path == str(paths[1])

@@ -2,13 +2,12 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
+from penstock.readers.records import RecordFiles, RecordFormat
 from penstock.readers.records import files as index_module
-from penstock.readers.records.files import RecordFormat, build_index, load_index
-from penstock.readers.records.framing import OFRECORD, TFRECORD, RecordWriter
-from tests.readers.published import read_records
+from penstock.readers.records.framing import OFRECORD, TFRECORD
+from tests.readers.published import read_records, write_records
 
 PAYLOADS = [bytes([number]) * (700 * number) for number in range(60)]
 
@@ -16,23 +15,18 @@ PAYLOADS = [bytes([number]) * (700 * number) for number in range(60)]
 @pytest.fixture
 def path(tmp_path):
     """Write a TFRecord file of more than 1 MiB, so that its index is kept."""
-    with RecordWriter(tmp_path / "a.tfrecord") as writer:
-        for payload in PAYLOADS:
-            writer.write(payload)
-    assert writer.path.stat().st_size > 1 << 20
-    return writer.path
+    path = write_records(tmp_path / "a.tfrecord", PAYLOADS)
+    assert path.stat().st_size > 1 << 20
+    return path
 
 
 @pytest.mark.parametrize("framing", [TFRECORD, OFRECORD], ids=lambda framing: framing.name)
 @pytest.mark.parametrize("sizes", [[], [0], [1], [0, 0, 70_000, 5, 65_524, 9_000, 3] * 5])
-def test_index_holds_where_each_record_starts(framing, sizes, tmp_path):
+def test_records_of_any_sizes_are_where_the_index_says(framing, sizes, tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"".join(framing.frame(bytes(size)) for size in sizes))
-    with open(path, "rb") as file:
-        index = build_index(file.fileno(), framing, path)
-    lengths = np.diff(index.bounds) - framing.overhead_bytes
-    assert lengths.tolist() == sizes
-    assert index.damage is None
+    payloads = read_records([path], framing=framing, compression="")
+    assert payloads == [bytes(size) for size in sizes]
 
 
 def test_index_is_kept_beside_the_file_and_used(path, monkeypatch):
@@ -59,9 +53,7 @@ def test_index_that_cannot_be_kept_beside_the_file_goes_to_the_users_cache(
 
 def test_index_of_a_file_that_changed_is_built_anew(path):
     assert read_records([path]) == PAYLOADS
-    with RecordWriter(path) as writer:
-        for payload in reversed(PAYLOADS):
-            writer.write(payload)
+    write_records(path, PAYLOADS[::-1])
     assert read_records([path]) == PAYLOADS[::-1]
 
 
@@ -94,11 +86,10 @@ def test_index_built_by_several_processes_at_once_is_whole(path):
 def test_truncated_file_gives_the_records_before_its_end_and_the_damage(path):
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    with open(path, "rb") as file:
-        index = load_index(file.fileno(), RecordFormat(), path, path)
-    assert len(index) == len(PAYLOADS) - 1
+    files = RecordFiles([path], RecordFormat())
+    assert len(files) == len(PAYLOADS) - 1
     offset = len(data) - len(PAYLOADS[-1]) - 16
-    assert str(index.damage) == (
+    assert str(files.damages[0]) == (
         f"'{path}', record 59 at byte {offset}: TFRecord record got 41315 of 41316 bytes, expected "
         "a whole record. The file ends inside it. Write the file again, or pass on_error='skip' "
         "to leave the end out."

@@ -1,4 +1,4 @@
-"""The page in a browser: a picture is dropped, a text is typed, and the answers are seen."""
+"""A server at a port, asked by a browser that shows its page, and by Triton's own client."""
 
 import contextlib
 import importlib.util
@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from penstock import serving
+from tests.distributed.launchers import require_python
+from tests.readers.case import require
 from tests.serving.stand_in import Doubler
+from tests.source_tree import ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -39,6 +42,7 @@ def serve(app):
     reason="Chromium, node or uvicorn is not installed",
 )
 def test_page_asks_the_models_and_shows_what_they_answer():
+    """A picture is dropped, a text is typed, and the answers are seen."""
     models = {kind: Doubler(kind=kind) for kind in ("array", "image", "text")}
     with serve(serving.App(models, token="secret")) as port:
         program = Path(__file__).parent / "browser.mjs"
@@ -55,3 +59,14 @@ def test_page_asks_the_models_and_shows_what_they_answer():
     assert "expected 3 of FP32 for [1, 3]" in seen["array [1]"][-1]
     # The browser has refused nothing by the page's policy; that the last one was refused it logs.
     assert [line for line in seen["complaints"] if "status of 400" not in line] == []
+
+
+@pytest.mark.slow
+def test_client_of_triton_is_answered():
+    require("uvicorn")
+    python = require_python("tritonclient")
+    models = {"array": Doubler(), "image": Doubler(kind="image")}
+    with serve(serving.App(models, load=lambda name: models[name])) as port:
+        words = [python, "tests/serving/triton_client.py", str(port)]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
-"""Damaged archives of every named set: read right, or refused by an error of ours naming the file.
-
-A case is one seed.
+"""5,000 damaged archives of the named sets, a slice of them in `make test`: each is read right, or
+refused by an error of ours that names the file. A case is one seed.
 """
 
 import hashlib
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from penstock import readers
 from penstock.readers import convert
@@ -17,10 +17,11 @@ from penstock.readers.records import RecordError
 from tests.readers.archives.damage import Case, make_case, write_files
 from tests.readers.archives.original_sets import ORIGINALS, Original
 from tests.readers.convert.originals import convert_unchecked
-from tests.readers.records.mutated_files import peak_bytes
+from tests.readers.records.mutations import in_parts, on_linux, peak_bytes, run_in_a_child
 
 OURS = (readers.ArchiveError, readers.DatasetNotFoundError, RecordError, convert.ConversionError)
 LIMIT_BYTES = 4 << 30
+MAX_GROWTH_BYTES = 500 << 20
 # What a batch may hold, column by column: the label of each set below its number of classes, ...
 _BELOW = {
     ("mnist", "label"): 10,
@@ -115,3 +116,27 @@ def empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+@on_linux
+@in_parts(5_000, num_quick=len(ORIGINALS))
+def test_damaged_archives_are_read_right_or_refused_by_name(cases, tmp_path):
+    program = f"print(*files.run_cases({cases!r}, Path(sys.argv[1])))"
+    module = "tests.readers.archives.test_mutated_archives"
+    right, error, growth_bytes = run_in_a_child(program, module, tmp_path, "-W", "error")
+    assert right + error == len(cases)
+    assert min(right, error) >= len(cases) // 10
+    assert growth_bytes < MAX_GROWTH_BYTES
+
+
+@pytest.mark.parametrize("original", ORIGINALS, ids=lambda o: f"{o.name}-{o.split}-{o.reads}")
+def test_undamaged_archive_is_read_alike_packed_and_unpacked(original, tmp_path):
+    write_files(Case(number=-1, original=original, kind="none"), tmp_path)
+    whole = read(original, tmp_path)
+    check(original, whole, whole)
+    unpacked = {file.name: file.members for file in original.files if file.folder is not None}
+    if unpacked:
+        empty(tmp_path)
+        write_files(Case(number=-1, original=original, kind="none", unpacked=unpacked), tmp_path)
+        columns = read(original, tmp_path)
+        assert all(np.array_equal(columns[name], column) for name, column in whole.items())
