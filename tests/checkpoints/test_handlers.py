@@ -53,21 +53,20 @@ def whole():
     return made
 
 
-@pytest.mark.quick("line-1")
+@pytest.mark.quick("line-1-EndStep 0 5")
 @pytest.mark.parametrize(
     ("name", "at", "step"),
     [
         ("line-1", "EndStep 0 5", 6),
-        ("classifier-1", "BeginTraining 0", 0),
-        ("classifier-1", "BeginEpoch 0", 0),
-        ("classifier-1", "BeginStep 0 5", 5),
-        ("classifier-1", "EndStep 0 5", 6),
-        ("classifier-1", f"EndStep 0 {EPOCH - 1}", EPOCH),
+        ("line-1", "BeginTraining 0", 0),
+        ("line-1", "BeginEpoch 0", 0),
+        ("line-1", "BeginStep 0 5", 5),
+        ("line-1", f"EndStep 0 {EPOCH - 1}", EPOCH),
         ("classifier-1", "EndEpoch 0", EPOCH),
-        ("classifier-1", "BeginEpoch 1", EPOCH),
-        ("classifier-1", "EndTraining completed", 2 * EPOCH),
-        ("classifier-8", "BeginStep 1 5", EPOCH),
-        ("classifier-8", "EndStep 0 5", 8),
+        ("line-1", "BeginEpoch 1", EPOCH),
+        ("line-1", "EndTraining completed", 2 * EPOCH),
+        ("line-8", "BeginStep 1 5", EPOCH),
+        ("line-8", "EndStep 0 5", 8),
         ("classifier-8", "EndStep 1 8", EPOCH + 9),
     ],
 )

@@ -1,4 +1,4 @@
-"""A resumed run goes on at the next sample, with every reader of the contract's battery."""
+"""A resumed run goes on at the next sample, with readers of every kind."""
 
 import contextlib
 import warnings
@@ -19,9 +19,13 @@ from tests.readers.samples import NUM_SAMPLES, ids
 
 NUM_EPOCHS = 3
 
-# One of each kind; each takes seconds, since it trains four times. The others are slow tests, and
-# the readers' own tests go on from the state of each.
-QUICK = {"arrays-shuffled", "indexed-in-threads", "xmap_readers-in-order"}
+# One of each kind; each takes seconds, since it trains four times. The readers' own tests
+# (test_contract.py) go on from the state of every reader.
+KINDS = [
+    *("arrays-shuffled", "indexed-in-threads", "indexed-in-processes", "tfrecord"),
+    *("xmap_readers-in-order", "xmap_readers-as-ready", "all-together", "pack"),
+    *("batch_by_length-by-words", "of-list", "of-grain-dataset", "of-grain-loader"),
+]
 
 
 def program():
@@ -109,18 +113,9 @@ def assert_goes_on(resumed, whole, step, case):
 
 
 @pytest.mark.quick("arrays-shuffled")
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            case,
-            id=case.name,
-            marks=[*case.marks, *([] if case.name in QUICK else [pytest.mark.slow])],
-        )
-        for case in ALL
-    ],
-)
-def test_run_goes_on_at_the_next_sample_of_every_reader(case, tmp_path):
+@pytest.mark.parametrize("name", KINDS)
+def test_run_goes_on_at_the_next_sample_of_every_kind_of_reader(name, tmp_path):
+    (case,) = [case for case in ALL if case.name == name]
     # In epoch 1: what is shuffled by the epoch comes in another order than in epoch 0.
     num_items = count_items(case)
     mid_epoch, last_step = num_items + num_items // 2, 2 * num_items

@@ -79,9 +79,10 @@ def test_run_killed_after_a_checkpoint_ends_with_the_bits_of_the_whole_run(
     assert (trainer.epoch, trainer.global_step) == (2, 2 * EPOCH)
 
 
-@pytest.mark.quick("11-line")
-@pytest.mark.parametrize("name", ["line-1", "classifier-1", "gan-8"])
-@pytest.mark.parametrize("step", [8, EPOCH])
+@pytest.mark.quick("line")
+@pytest.mark.parametrize(
+    ("name", "step"), [("line-1", EPOCH), ("classifier-1", 8), ("gan-8", EPOCH)]
+)
 def test_run_that_was_stopped_ends_with_the_bits_of_the_whole_run(
     uninterrupted, name, step, tmp_path
 ):
@@ -133,21 +134,14 @@ for name in sys.argv[2:]:
 """
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(["gan-8"], id="one"),
-        pytest.param(list(RUNS), id="all", marks=pytest.mark.slow),
-    ],
-)
-def new_process(uninterrupted, tmp_path_factory, request):
-    """Return runs, the folder with the state that one new process reached for each, and its log."""
-    folder, names = tmp_path_factory.mktemp("new"), request.param
-    for name in names:
-        directory, _, _ = uninterrupted(name)
-        as_killed_at(directory, EPOCH + 8, folder / name)
+@pytest.mark.slow
+def test_new_process_says_where_it_resumes_and_ends_with_the_bits_of_the_whole_run(
+    uninterrupted, tmp_path
+):
+    for name in RUNS:
+        as_killed_at(uninterrupted(name)[0], EPOCH + 8, tmp_path / name)
     done = subprocess.run(
-        [sys.executable, "-c", RESUME, str(folder), *names],
+        [sys.executable, "-c", RESUME, str(tmp_path), *RUNS],
         cwd=ROOT,
         env=dict(os.environ),
         capture_output=True,
@@ -155,31 +149,19 @@ def new_process(uninterrupted, tmp_path_factory, request):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return names, folder, done.stderr
-
-
-@pytest.mark.slow
-def test_new_process_ends_with_the_bits_of_the_whole_run(uninterrupted, new_process):
-    names, folder, _ = new_process
-    for name in names:
+    assert [line for line in done.stderr.splitlines() if "resuming" in line] == [
+        f"resuming from {tmp_path / name / str(EPOCH + 8)}: global step {EPOCH + 8}, 8 steps into "
+        "epoch 1"
+        for name in RUNS
+    ]
+    for name in RUNS:
         _, state, whole = uninterrupted(name)
-        with np.load(folder / f"{name}.npz") as file:
+        with np.load(tmp_path / f"{name}.npz") as file:
             reached = [file[key] for key in file.files]
         assert_same_bits(reached, jax.tree.leaves(state))
-        seen = json.loads((folder / f"{name}.json").read_text())
+        seen = json.loads((tmp_path / f"{name}.json").read_text())
         rest = {k: record for k, record in whole.steps.items() if k >= EPOCH + 8}
         assert seen == json.loads(json.dumps([list(rest.items()), list(whole.epochs.items())[1:]]))
-
-
-@pytest.mark.slow
-def test_resuming_says_where_in_one_line(new_process):
-    names, folder, errors = new_process
-    lines = [line for line in errors.splitlines() if "resuming" in line]
-    assert lines == [
-        f"resuming from {folder / name / str(EPOCH + 8)}: global step {EPOCH + 8}, 8 steps into "
-        "epoch 1"
-        for name in names
-    ]
 
 
 def test_resuming_says_that_the_seed_is_another(tmp_path, caplog):
@@ -205,18 +187,16 @@ def script(checkpoint, *, is_same_reader, event_handler=None):
     return whole_state(trainer)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["one-reader", "two-readers"])
-def two_calls(request, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("calls") / "all"
-    return request.param, directory, script(every_step(directory), is_same_reader=request.param)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [4, EPOCH, 2 * EPOCH, EPOCH + 4])
-def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(two_calls, step, tmp_path):
-    is_same_reader, directory, state = two_calls
-    left = as_killed_at(directory, step, tmp_path / "left")
-    assert_same_bits(script(every_step(left), is_same_reader=is_same_reader), state)
+@pytest.mark.parametrize(
+    ("is_same_reader", "steps"), [(True, (4, 2 * EPOCH)), (False, (EPOCH, EPOCH + 4))]
+)
+def test_script_of_two_calls_goes_on_in_the_call_it_was_killed_in(is_same_reader, steps, tmp_path):
+    directory, options = tmp_path / "all", {"is_same_reader": is_same_reader}
+    state = script(every_step(directory), **options)
+    for step in steps:
+        left = as_killed_at(directory, step, tmp_path / str(step))
+        assert_same_bits(script(every_step(left), **options), state)
 
 
 def test_finished_run_called_again_does_nothing(uninterrupted, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock._errors import UnknownNameError
 from penstock.events import BeginTraining, EndEpoch
-from penstock.handlers import EarlyStopping, Evaluate, Progress, Report
+from penstock.handlers import EarlyStopping, Evaluate, Report
 from tests.handlers.driving import drive, driven_trainer, linear_trainer
 from tests.networks import (
     Recorder,
@@ -116,17 +116,6 @@ def test_parameters_that_were_set_after_training_are_tested():
     before = evaluate.last
     trainer.parameters["fc_0/b"] += 1.0
     assert evaluate() == {"loss": trainer.test(linear_reader())} != before
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_progress_shows_it_before_and_after_it_in_the_list(is_first):
-    file = io.StringIO()
-    evaluate = Evaluate(linear_reader(), file=io.StringIO())
-    handlers = [evaluate, Progress(test=evaluate, file=file)]
-    linear_trainer().train(linear_reader(), handlers if is_first else handlers[::-1])
-    (line,) = [line for line in file.getvalue().splitlines() if "test" in line]
-    loss = evaluate.results[0][1]["loss"]
-    assert f"(test {loss:.4f})" in line
 
 
 def test_line_is_printed_for_each_test_and_marks_the_best(capsys):

@@ -55,8 +55,9 @@ def test_an_evaluate_tests_at_its_own_interval(is_behind):
     trainer.train(linear_reader(), handlers[:: -1 if is_behind else 1], num_epochs=3)
     num_steps = trainer.global_step // 3
     assert [step for step, _ in evaluate.results] == [2 * num_steps]
-    are_shown = ["(test " in line for line in file.getvalue().splitlines()]
-    assert are_shown == [False, True, False]
+    lines = file.getvalue().splitlines()
+    assert ["(test " in line for line in lines] == [False, True, False]
+    assert f"(test {evaluate.results[0][1]['loss']:.4f})" in lines[1]
 
 
 def test_plain_lines_come_every_five_seconds_and_at_each_epoch(clock):

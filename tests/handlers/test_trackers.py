@@ -230,23 +230,19 @@ def test_resumed_training_goes_on_in_its_run(make, store, tmp_path):
 @HANDLERS
 def test_steps_that_are_made_again_stay_as_they_were(make, store):
     killed = make(every_steps=1)
-    source = Source(1.0)
+
+    def on_step(step):
+        if step == 6:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        drive(killed, num_epochs=2, source=source, on_step=interrupt_at(6))
+        drive(killed, num_epochs=2, source=Source(1.0), on_step=on_step)
     state = json.loads(json.dumps(killed.get_state()))
     killed(EndTraining("interrupted", KeyboardInterrupt()))
     log = make(every_steps=1)
     drive(log, num_epochs=2, first=4, source=Source(2.0), **resumed(log, state))
     (run,) = store.runs.values()
     assert run.points["train/loss"] == [(n, 1.0 if n <= 6 else 2.0) for n in range(1, 17)]
-
-
-def interrupt_at(step):
-    def on_step(global_step):
-        if global_step == step:
-            raise KeyboardInterrupt
-
-    return on_step
 
 
 @HANDLERS

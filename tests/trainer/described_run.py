@@ -1,6 +1,7 @@
 """A run with everything that is random, for a process of its own: its digest and description.
 
-`python -m tests.trainer.described_run FOLDER SEED`
+`python -m tests.trainer.described_run FOLDER SEED ...`: one run after the other, each in a folder
+of its own, with the name of its seed.
 """
 
 import hashlib
@@ -40,5 +41,8 @@ def run(folder: str, seed: int) -> tuple[ps.Trainer, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    trainer, described = run(sys.argv[1], int(sys.argv[2]))
-    print(json.dumps({"digest": digest(trainer), "described": described}))
+    results = []
+    for seed in sys.argv[2:]:
+        trainer, described = run(f"{sys.argv[1]}/{seed}", int(seed))
+        results.append({"digest": digest(trainer), "described": described})
+    print(json.dumps(results))
