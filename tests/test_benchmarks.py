@@ -12,18 +12,6 @@ ONCE = {"checkpoints": {"num_saves": 2}, "readers_memory": {"rounds": 1}}
 """Those that take less than a minute so; the types of the others are checked."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ONCE)
-def test_benchmark_prints_a_table(name, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoints, "BATCH_SIZE", 8)  # 100 MB are saved, whatever is learned
-    importlib.import_module(f"benchmarks.{name}").main(**ONCE[name])
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) > 2
-    assert all(row.count("|") == rows[0].count("|") for row in rows)
-
-
 OPTIONS = {
     "attention": ["--rounds", "1"],
     "gradients": ["--network", "lenet", "--batch_size", "2", "--rounds", "1"],
@@ -36,9 +24,12 @@ OPTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIONS)
-def test_benchmark_with_options_prints_a_table(name, capsys):
-    importlib.import_module(f"benchmarks.{name}").main(OPTIONS[name])
+@pytest.mark.parametrize("name", [*ONCE, *OPTIONS])
+def test_benchmark_prints_a_table(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoints, "BATCH_SIZE", 8)  # 100 MB are saved, whatever is learned
+    main = importlib.import_module(f"benchmarks.{name}").main
+    main(OPTIONS[name]) if name in OPTIONS else main(**ONCE[name])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(rows) > 2
     assert all(row.count("|") == rows[0].count("|") for row in rows)

@@ -50,19 +50,16 @@ def test_second_start_finds_what_the_first_has_compiled_and_a_damaged_file_costs
     tmp_path,
 ):
     none, total, _ = run(tmp_path / "cache")
-    some, again, _ = run(tmp_path / "cache")
     assert none == 0
-    assert some >= 3
-    assert again == total
     kept = _compile_cache.list_programs(tmp_path / "cache")
-    assert len(kept) >= some
-    for number, path in enumerate(kept):
-        data = path.read_bytes()
-        path.write_bytes((data[:-9], b"", b"x" * 99)[number % 3])
-    fewer, again, errors = run(tmp_path / "cache", warnings="default")
-    assert fewer == 0
+    assert len(kept) > 3
+    kept[0].write_bytes(kept[0].read_bytes()[:-9])
+    kept[1].write_bytes(b"")
+    kept[2].write_bytes(b"x" * 99)
+    some, again, errors = run(tmp_path / "cache", warnings="default")
+    assert some == len(kept) - 3
     assert again == total
-    assert "Error reading persistent compilation cache entry" in errors
+    assert errors.count("Error reading persistent compilation cache entry") == 3
 
 
 @pytest.mark.slow

@@ -65,31 +65,27 @@ def test_folder_of_a_killed_process_is_taken_at_once_waited_for_or_not(tmp_path,
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "gone",
-    [
-        {"pid": 2**22 + 1},  # more than Linux gives
-        {"started": "1"},  # the id is another process's by now
-        {"pid": 1, "started": "1"},  # of a container that was started again
-    ],
-    ids=["no such process", "used again", "first process"],
-)
-def test_lock_of_a_process_that_is_gone_is_taken_over(gone, tmp_path):
-    leave(tmp_path, holder(**gone))
-    with FolderLock(tmp_path) as lock:
-        assert json.loads(lock.path.read_text())["pid"] == os.getpid()
-
-
 OUT_OF_SIGHT = {
     "machine": {"host": "node7", "boot": "another"},
     "container": {"namespace": "pid:[1]", "pid": 1},
 }
 
 
-@pytest.mark.parametrize("where", OUT_OF_SIGHT)
-def test_lock_out_of_sight_that_is_not_renewed_is_taken_over(where, tmp_path):
-    leave(tmp_path, holder(**OUT_OF_SIGHT[where]), age=PATIENCE_SECS)
-    FolderLock(tmp_path).acquire()
+@pytest.mark.parametrize(
+    ("left", "age"),
+    [
+        ({"pid": 2**22 + 1}, 0.0),  # more than Linux gives
+        ({"started": "1"}, 0.0),  # the id is another process's by now
+        ({"pid": 1, "started": "1"}, 0.0),  # of a container that was started again
+        (OUT_OF_SIGHT["machine"], PATIENCE_SECS),
+        (OUT_OF_SIGHT["container"], PATIENCE_SECS),
+    ],
+    ids=["no such process", "used again", "first process", "machine", "container"],
+)
+def test_lock_that_is_not_renewed_of_who_is_gone_or_out_of_sight_is_taken_over(left, age, tmp_path):
+    leave(tmp_path, holder(**left), age)
+    with FolderLock(tmp_path) as lock:
+        assert json.loads(lock.path.read_text())["pid"] == os.getpid()
 
 
 def test_half_written_lock_is_taken_over_when_it_is_old(tmp_path):
@@ -131,10 +127,11 @@ def test_holder_renews_its_lock(tmp_path, monkeypatch):
             pass
 
 
-def test_folder_below_a_link_is_the_same_folder(tmp_path):
+def test_second_lock_of_the_same_process_is_refused_below_a_link_too(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder")
-    with FolderLock(tmp_path / "link"), pytest.raises(ps.FolderInUseError):
+    refused = pytest.raises(ps.FolderInUseError, match="by this very process")
+    with FolderLock(tmp_path / "link"), refused:
         FolderLock(tmp_path / "folder").acquire()
 
 
@@ -226,8 +223,3 @@ def test_folder_is_free_after_the_run_and_after_its_error(tmp_path):
         lock.release()  # free already
     own = set(threading.enumerate()) - set(before)
     assert "penstock lock" not in {thread.name for thread in own}
-
-
-def test_second_lock_of_the_same_process_is_refused(tmp_path):
-    with FolderLock(tmp_path), pytest.raises(ps.FolderInUseError, match="by this very process"):
-        FolderLock(tmp_path).acquire()
