@@ -145,7 +145,8 @@ class ProgramOptions:
         if self.state_sharding is not None:
             check_choice("ProgramBuilder got state_sharding=", self.state_sharding, SHARDINGS)
         name = "gradient_accumulation_steps"
-        check_int(name, self.num_micro_batches, 1, error=ProgramError)
+        number = check_int(name, self.num_micro_batches, 1, error=ProgramError)
+        object.__setattr__(self, "num_micro_batches", number)
 
     def split(
         self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()
