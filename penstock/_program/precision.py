@@ -147,7 +147,8 @@ class ProgramOptions:
             check_choice("ProgramBuilder got state_sharding=", self.state_sharding, SHARDINGS)
         object.__setattr__(self, "precision", self.precision.on(self.mesh))
         name = "gradient_accumulation_steps"
-        check_int(name, self.num_micro_batches, 1, error=ProgramError)
+        number = check_int(name, self.num_micro_batches, 1, error=ProgramError)
+        object.__setattr__(self, "num_micro_batches", number)
 
     def split(self, path: Path, shape: Sequence[int], axes: MeshAxes = ()) -> PartitionSpec:
         """Return over which axes a parameter is split where a layer reads it."""

@@ -288,7 +288,7 @@ def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
     table: ShapeTable = {}
     for program in probes:
         for key, entry in program.shape_table.items():
-            why = "All programs share one tree. Put each network into a layers.scope of its own."
+            why = "All programs share one parameter tree. Put each network into a layers.scope."
             thing = f"{program.name} got {spell(key[1])!r}"
             _check_entry(thing, entry, table.setdefault(key, entry), "another program", why)
     twice = {path for c, path in table if c == "params"} & {p for c, p in table if c != "params"}

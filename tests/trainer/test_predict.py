@@ -197,8 +197,8 @@ def test_column_that_is_not_there_is_refused_with_the_nearest(trainer):
     with pytest.raises(ps.FeedError) as caught:
         trainer.predict_all(readers.arrays(data(), 10), keep=["nmae"])
     assert str(caught.value) == (
-        "keep got 'nmae', expected columns that the reader yields: 'id', 'x', 'label', 'name'. "
-        "Did you mean 'name'?"
+        "keep got 'nmae', expected one of 'id', 'x', 'label', 'name'. They are what the reader "
+        "yields. Did you mean 'name'?"
     )
 
 
