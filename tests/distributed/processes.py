@@ -1,7 +1,7 @@
 """Processes of this machine that join each other, started as a launcher starts them.
 
-python -m tests.distributed.processes WHAT: one of them, which prints what it has as JSON. Plain;
-workers, where a reader has processes of its own; or adopt, where JAX has joined them before.
+python -m tests.distributed.processes WHAT: one of them, which prints what it has as JSON. Plain; or
+adopt, where JAX has joined them before, and where a reader has processes of its own.
 """
 
 import json
@@ -46,20 +46,6 @@ def jax_variables(port: int, process_id: int, num_processes: int = 2) -> dict[st
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(num_processes),
         "JAX_PROCESS_ID": str(process_id),
-    }
-
-
-def torch_variables(port: int, process_id: int, num_processes: int = 2) -> dict[str, str]:
-    """Return the variables that torchrun sets."""
-    return {
-        "RANK": str(process_id),
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_RANK": str(process_id),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": f"run of {port}",
-        "TORCHELASTIC_RESTART_COUNT": "1",
     }
 
 
@@ -140,7 +126,7 @@ def join(what: str = "plain") -> dict:
 
     data = {"x": np.arange(12)}
     own = readers.arrays(data, 6)
-    workers = "process" if what == "workers" else "thread"
+    workers = "process" if what == "adopt" else "thread"
     numbers = readers.indexed(range(12), 6, num_workers=1, workers=workers)
     samples = readers.shuffle(readers.arrays(data, None), 12, seed=3)
     total = multihost_utils.process_allgather(np.float32(jax.process_index() + 1)).sum()

@@ -48,15 +48,15 @@ def test_open_mpi_starts_processes_that_train_as_one(alone, folder):
     assert_equals(read_result(run([*words, sys.executable, str(SCRIPT), folder])), alone)
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2])
-def test_slurm_starts_processes_that_train_as_one(alone, folder, num_nodes):
+# One node, which needs no address, has the batch script below.
+def test_slurm_starts_processes_on_two_nodes_that_train_as_one(alone, folder):
     srun, *_ = launchers.require_programs(*PROGRAMS)
-    with slurm_cluster(num_nodes) as settings:
+    with slurm_cluster(2) as settings:
         # Both nodes are this machine under names that nobody else knows.
-        address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{launchers.free_port()}"}
-        more = {**settings, **(address if num_nodes > 1 else {})}
-        words = [srun, "-N", str(num_nodes), "-n", "2", sys.executable, str(SCRIPT), folder]
-        assert_equals(read_result(run(words, **more)), alone)
+        address = f"127.0.0.1:{launchers.free_port()}"
+        words = [srun, "-N", "2", "-n", "2", sys.executable, str(SCRIPT), folder]
+        done = run(words, **settings, JAX_COORDINATOR_ADDRESS=address)
+        assert_equals(read_result(done), alone)
 
 
 def test_batch_script_starts_the_processes_again_until_they_end_well(alone, folder, tmp_path):
@@ -134,19 +134,9 @@ def test_ray_ends_at_an_error_of_the_program_and_shows_where(ray_python, folder)
     assert "restart 1" not in done.stderr
 
 
-def test_launch_on_ray_runs_a_command(ray_python, tmp_path):
-    words = ["train", "--train_image_size=12", "--stop_at_step=3", "--checkpointDir=a run"]
-    launch = ["launch", "--on=ray", "-n=2", "--", *words]
-    with_penstock = "import sys; from penstock.commands import main; sys.exit(main(sys.argv[1:]))"
-    done = run([ray_python, "-c", with_penstock, *launch], folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 processes x 1 device" in done.stdout
-    assert (tmp_path / "a run" / "params").exists()
-
-
-def end_at(stream, text, number, words):
-    """Send a driver a signal when a line has a text; return its exit code and errors."""
-    with launchers.start(words) as driver:
+def end_at(stream, text, number, words, folder):
+    """Send a driver in a folder a signal when a line has a text; return exit code and errors."""
+    with launchers.start(words, folder) as driver:
         has_text = any(text in line for line in getattr(driver, stream))
         driver.send_signal(number)
         _, errors = driver.communicate(timeout=launchers.SECONDS)
@@ -157,18 +147,19 @@ def end_at(stream, text, number, words):
 def test_ctrl_c_ends_a_run_on_ray_with_all_its_processes(ray_python, folder):
     words = [ray_python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:sleep"]
     # Both have the program, and one of them sleeps soon.
-    code, errors = end_at("stderr", "compiled the train program", signal.SIGINT, words)
+    code, errors = end_at("stderr", "compiled the train program", signal.SIGINT, words, ROOT)
     assert code == 130, errors
     assert "penstock launch: interrupted" in errors
 
 
-def test_sigterm_to_a_run_on_ray_saves_before_the_end(ray_python, folder):
-    words = [ray_python, "-c", LAUNCH_ON_RAY, str(SCRIPT), folder, "--fail=7:wait"]
-    code, errors = end_at("stdout", "waits for a signal", signal.SIGTERM, words)
+def test_sigterm_to_a_run_on_ray_saves_before_the_end(ray_python, tmp_path):
+    # A relative path is of the driver's folder.
+    words = [ray_python, "-c", LAUNCH_ON_RAY, str(SCRIPT), "a run", "--fail=7:wait"]
+    code, errors = end_at("stdout", "waits for a signal", signal.SIGTERM, words, tmp_path)
     assert code == 143, errors
     assert "penstock launch: ended by SIGTERM" in errors
     ended = re.search(r"SIGTERM.*: all processes end after global step (\d+)", errors)
     assert ended is not None, errors
     # At the next place where all meet, and nothing but the signal saves.
     assert 8 <= int(ended[1]) < NUM_STEPS
-    assert (Path(folder) / "steps" / ended[1]).is_dir()
+    assert (tmp_path / "a run" / "steps" / ended[1]).is_dir()

@@ -1,7 +1,6 @@
 """README's first script and one line more, as several processes: the metrics are those of one."""
 
 import re
-import shutil
 import sys
 
 import pytest
@@ -25,21 +24,11 @@ def run_script(folder, launcher, line=""):
     return [re.sub(r"^\[\d\] ", "", line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return run_script(tmp_path_factory.mktemp("alone"), [sys.executable])
-
-
 # 30 s of the processor: three processes train README's network for five epochs.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["launch", "mpirun"])
-def test_script_with_one_line_more_has_on_each_process_the_metrics_of_one(name, alone, tmp_path):
-    launcher = failures.LAUNCHERS[name]
-    if shutil.which(launcher[0]) is None:
-        launchers.require_programs(launcher[0])
-    lines = run_script(tmp_path, launcher, "ps.distributed.initialize()\n\n")
+def test_script_with_one_line_more_has_on_each_process_the_metrics_of_one(tmp_path):
     # The metrics are of all examples; the second line is of each process's own.
-    # mpirun may put what both print at a time on one line.
-    metrics, predictions = alone
+    metrics, predictions = run_script(tmp_path, [sys.executable])
+    lines = run_script(tmp_path, failures.LAUNCHERS["launch"], "ps.distributed.initialize()\n\n")
     printed = "\n".join(lines)
     assert [printed.count(line) for line in (metrics, predictions)] == [2, 1], lines

@@ -23,7 +23,6 @@ from tests.distributed.processes import (
     jax_variables,
     results,
     start,
-    torch_variables,
 )
 
 
@@ -199,17 +198,7 @@ def check_joined(processes):
     assert [left + right for left, right in both] == [numbers[:6], numbers[6:]]
 
 
-# Two processes of JAX's variables are joined in test_grid.py, where they train too.
-@pytest.mark.slow
-def test_two_processes_of_torchruns_variables_are_joined_at_another_port():
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)):  # torch's own store
-        processes = results([start("workers", torch_variables(port, place)) for place in range(2)])
-    check_joined(processes)
-    assert "joined 2 processes through torchrun (process 0 of 2 on " in processes[0]["said"]
-    assert f"coordinator 127.0.0.1:{61440 + port % 4096}, restart 1)" in processes[0]["said"]
-
-
+# Those of JAX's variables are joined in test_grid.py, those of torchrun's in test_launchers.py.
 @pytest.mark.slow
 def test_processes_that_jax_has_joined_are_adopted():
     port = free_port()
@@ -220,16 +209,6 @@ def test_processes_that_jax_has_joined_are_adopted():
     processes = results([start("adopt", environ) for environ in variables])
     check_joined(processes)
     assert processes[0]["said"].count("joined 2 processes through jax.distributed (process 0") == 1
-
-
-@pytest.mark.slow
-def test_process_that_comes_35_s_late_ends_no_run():
-    port = free_port()
-    started = [start("plain", jax_variables(port, 0))]
-    time.sleep(35)  # longer than the 30 s that a collective waits on CPU
-    assert started[0].poll() is None
-    started.append(start("plain", jax_variables(port, 1)))
-    check_joined(results(started))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from penstock import layers, optimizers
 from penstock._errors import ProgramError, UnknownNameError
 from tests.checkpoints.runs import as_killed_at, whole_state
 from tests.networks import assert_same_bits, compile_warnings, host
-from tests.program_builder.optax_makers import make, names
+from tests.program_builder.optax_makers import kinds, make
 
 ONE = jax.devices("cpu")[0]
 RNG = np.random.default_rng(0)
@@ -206,7 +206,7 @@ def test_freezing_a_part_of_several_objectives_leaves_the_other_as_it_is():
 
 # What no Trainer of this network runs.
 REFUSED = {"line search in MultiSteps", "optax.measure_with_ema", "optax.contrib.scale_by_muon"}
-EACH = [name for name in names() if name not in REFUSED]
+EACH = [name for name in kinds() if name not in REFUSED]
 
 
 @pytest.mark.quick("optax.adamw", "optax.lookahead")

@@ -36,44 +36,38 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def send_soon(number: int) -> None:
-    """Send it when the main thread waits."""
-    threading.Timer(0.3, send, [number]).start()
-
-
 def data_reader() -> Any:
     return readers.arrays(linear_data(18), batch_size=4, shuffle=True)
 
 
 class Stalling:
-    """A reader of which one pass yields some batches and then waits for ever.
+    """A reader of which one pass yields three batches and then waits for ever, for a signal.
 
     It has the position of the reader that it reads.
     """
 
-    def __init__(self, wait: Callable[[], Any], epoch: int = 1, batch: int = 3) -> None:
-        self._source, self._wait = data_reader(), wait
-        self._epoch, self._batch = epoch, batch
+    def __init__(self, number: int, epoch: int = 1) -> None:
+        self._source, self._number, self._epoch = data_reader(), number, epoch
 
     def __call__(self) -> Any:
         self._epoch -= 1
-        wait = self._wait if self._epoch < 0 else None
-        return StallingPass(iter(self._source), wait, self._batch)
+        return StallingPass(iter(self._source), self._number if self._epoch < 0 else None)
 
 
 class StallingPass:
-    """One pass over a `Stalling`; without `wait` it does not stall."""
+    """One pass over a `Stalling`; without a signal it does not stall."""
 
-    def __init__(self, iterator: Any, wait: Callable[[], Any] | None, batch: int) -> None:
-        self._iterator, self._wait, self._batch = iterator, wait, batch
+    def __init__(self, iterator: Any, number: int | None) -> None:
+        self._iterator, self._number, self._num_left = iterator, number, 3
 
     def __iter__(self) -> Any:
         return self
 
     def __next__(self) -> Any:
-        self._batch -= 1
-        if self._wait is not None and self._batch < 0:
-            self._wait()
+        self._num_left -= 1
+        if self._number is not None and self._num_left < 0:
+            threading.Timer(0.3, send, [self._number]).start()  # when the main thread waits
+            time.sleep(MUCH_SECS)
             raise AssertionError("the reader went on after the interrupt")
         return next(self._iterator)
 
@@ -130,42 +124,29 @@ def in_the_compile(run: Run) -> None:
 
 
 def in_a_reader_that_sleeps(run: Run) -> None:
-    def wait() -> None:
-        send_soon(run.number)
-        time.sleep(MUCH_SECS)
-
-    run.reader = Stalling(wait)
+    run.reader = Stalling(run.number)
 
 
 def in_a_test_of_a_handler(run: Run) -> None:
-    def wait() -> None:
-        send_soon(run.number)
-        time.sleep(MUCH_SECS)
-
-    run.handler = Recorder("EndStep 1 2", lambda event: run.trainer.test(Stalling(wait, epoch=0)))
+    reader = Stalling(run.number, epoch=0)
+    run.handler = Recorder("EndStep 1 2", lambda event: run.trainer.test(reader))
 
 
-def in_a_save_beside_training(run: Run) -> None:
-    write = Store.write
+def in_a_save(is_this: Callable[[Any], bool], secs: float = 0.0) -> Callable[[Run], None]:
+    """Return a phase: in the save of a position, which takes some seconds more."""
 
-    def interrupted(store: Store, contents: Any) -> None:
-        if contents.position.global_step == 6:
-            send(run.number)
-        write(store, contents)
+    def phase(run: Run) -> None:
+        write = Store.write
 
-    run.monkeypatch.setattr(Store, "write", interrupted)
+        def interrupted(store: Store, contents: Any) -> None:
+            if is_this(contents.position):
+                send(run.number)
+                time.sleep(secs)
+            write(store, contents)
 
+        run.monkeypatch.setattr(Store, "write", interrupted)
 
-def in_the_last_save(run: Run) -> None:
-    write = Store.write
-
-    def interrupted(store: Store, contents: Any) -> None:
-        if contents.position.epoch == NUM_EPOCHS:
-            send(run.number)
-            time.sleep(0.5)
-        write(store, contents)
-
-    run.monkeypatch.setattr(Store, "write", interrupted)
+    return phase
 
 
 IN_HANDLERS = ["BeginTraining 0", "BeginEpoch 1", "BeginStep 1 2", "EndStep 1 2", "EndEpoch 1"]
@@ -174,8 +155,8 @@ PHASES = {
     "in the compile": in_the_compile,
     "in a reader that sleeps": in_a_reader_that_sleeps,
     "in a test of a handler": in_a_test_of_a_handler,
-    "in a save beside training": in_a_save_beside_training,
-    "in the last save": in_the_last_save,
+    "in a save beside training": in_a_save(lambda position: position.global_step == 6),
+    "in the last save": in_a_save(lambda position: position.epoch == NUM_EPOCHS, 0.5),
 }
 
 
