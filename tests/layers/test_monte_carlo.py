@@ -31,16 +31,6 @@ def make(infer_func, place=None):
     return ps.ProgramBuilder(train_program, optax.sgd(0.1), infer_func=infer_func, place=place)
 
 
-@pytest.mark.slow
-def test_answers_scatter_around_the_one_without_dropout():
-    plain, sampled = make(infer_program), make(layers.monte_carlo(infer_program, 2000))
-    state = plain.init()
-    once, many = plain.infer(state, {"x": X}), sampled.infer(state, {"x": X})
-    assert many["deviation"].min() > 0.01
-    # Softmax is not linear, so the mean is near the plain answer, and no more.
-    assert np.abs(many["mean"] - once).max() < 0.1
-
-
 def test_moments_are_those_of_single_runs():
     def scaled():
         x = layers.data("x", shape=[4])
@@ -71,14 +61,11 @@ def make_alone(program, num_samples):
     return ps.ProgramBuilder(infer_func=layers.monte_carlo(program, num_samples))
 
 
-@pytest.mark.quick("3")
-@pytest.mark.parametrize("number", [1, 3])
-def test_answers_are_the_same_on_any_number_of_devices_and_rows(number):
-    whole, few = (
-        make(layers.monte_carlo(infer_program, 5), p) for p in (None, jax.devices()[:number])
-    )
+def test_answers_are_the_same_on_any_number_of_devices_and_rows():
+    whole, few = (make(layers.monte_carlo(infer_program, 5), p) for p in (None, jax.devices()[:3]))
     state = whole.init()
     answer = whole.infer(state, {"x": X})
+    assert answer["deviation"].min() > 0
     assert_close(few.infer(few.init(), {"x": X}), answer)
     assert_close(whole.infer(state, {"x": X[:7]}), jax.tree.map(lambda x: x[:7], answer))
 

@@ -53,18 +53,15 @@ def train(builder, num_steps=3):
 
 
 VARIANTS = [
-    {},
-    {"place": "one", "rematerialize": True},
     {"place": "one", "precision": "float16"},
-    {"gradient_accumulation_steps": 4, "state_sharding": "full"},
-    {"place": "mesh", "rematerialize": True},
+    {"gradient_accumulation_steps": 2},
     {"place": "mesh", "rematerialize": True, "state_sharding": "full"},
 ]
 
 
 @pytest.mark.quick("mesh-True-full")
 @pytest.mark.parametrize(
-    "options", VARIANTS, ids=lambda options: "-".join(map(str, options.values())) or "plain"
+    "options", VARIANTS, ids=lambda options: "-".join(map(str, options.values()))
 )
 def test_scan_gives_the_numbers_of_blocks_apart(options):
     places = {"one": jax.devices()[:1], "mesh": ps.mesh(data=-1, model=2), None: None}
@@ -134,9 +131,10 @@ def test_decoding_with_caches_reads_the_same_parameters():
 @pytest.mark.slow
 def test_layers_inside_act_need_names():
     named = lambda x: layers.fc(x, size=32, num_flatten_dims=2, name="shared")  # noqa: E731
-    assert np.isfinite(train(make(act=named, scan_layers=True), 1)[0][0])
+    assert make(act=named, scan_layers=True).inspect("test").lowered_text
+    builder = make(act=lambda x: layers.fc(x, 32, num_flatten_dims=2), scan_layers=True)
     with pytest.raises(ps.ProgramError, match=r"scan_layers=True got a block with .*'fc'"):
-        train(make(act=lambda x: layers.fc(x, 32, num_flatten_dims=2), scan_layers=True))
+        _ = builder.inspect("test").lowered_text
 
 
 @pytest.mark.slow
