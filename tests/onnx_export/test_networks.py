@@ -131,13 +131,13 @@ def test_axes_are_moved_once_in_front_and_once_behind_the_convolutions(tmp_path)
     assert kinds.count("Conv") == kinds.count("MaxPool") == 2
 
 
-# The others have no operation, stride or padding that is not in one of these.
+# The others have no operation, stride or padding that is not in one of these, or in LeNet.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "image_size"),
     [
-        *(("resnet_v1_50", 64), ("mobilenet_v2", 64), ("mobilenet_v3_large", 64), ("vgg_16", 32)),
-        *(("inception_v1", 64), ("inception_v3", 139), ("nasnet_mobile", 64)),
+        *(("resnet_v1_50", 64), ("mobilenet_v3_small", 64), ("inception_v3", 139)),
+        ("nasnet_mobile", 64),
     ],
 )
 def test_networks_of_the_library_give_in_onnx_what_they_give_in_jax(name, image_size, tmp_path):

@@ -132,7 +132,7 @@ dataset = SimpleNamespace(
         train=lambda: images(640, 784, -1.0), test=lambda: images(200, 784, -1.0)
     ),
     cifar=SimpleNamespace(
-        train10=lambda: images(32, 3072, 0.0), test10=lambda: images(16, 3072, 0.0)
+        train10=lambda: images(8, 3072, 0.0), test10=lambda: images(4, 3072, 0.0)
     ),
     imikolov=SimpleNamespace(
         build_dict=build_dict,
