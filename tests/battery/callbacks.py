@@ -23,16 +23,6 @@ def pure_callback_on_the_batch(x, w):
 
 
 @body(**W)
-def pure_callback_to_a_scalar(x, w):
-    h = x @ w
-    shape = jax.ShapeDtypeStruct((), jnp.float32)
-    threshold = jax.pure_callback(
-        lambda h: np.float32(np.median(h)), shape, jax.lax.stop_gradient(h)
-    )
-    return jnp.mean(jax.nn.relu(h - threshold)), threshold
-
-
-@body(**W)
 def pure_callback_by_example(x, w):
     def row_norm(row):
         shape = jax.ShapeDtypeStruct((), jnp.float32)

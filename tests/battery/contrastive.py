@@ -25,16 +25,6 @@ def simclr(x, w):
     return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(2 * n), targets])
 
 
-@body(w=(6, 8))
-def supervised_contrastive(x, label, w):
-    z = unit(x @ w)
-    other = 1 - jnp.eye(len(x))
-    same = (label[:, None] == label[None, :]) * other
-    logits = z @ z.T / 0.3
-    logp = logits - jnp.log(jnp.sum(jnp.exp(logits) * other, axis=1, keepdims=True) + 1e-6)
-    return -jnp.mean((same * logp).sum(1) / jnp.maximum(same.sum(1), 1))
-
-
 @body(w=(6, 8), v=(72, 8), scale=())
 def clip(x, image, w, v, scale):
     text, picture = unit(x @ w), unit(image.reshape(len(x), -1) @ v)

@@ -31,16 +31,6 @@ def vq_vae_with_straight_through(x, w, v, codes):
 
 
 @body(w=(7, 8), v=(8, 6))
-def denoising_diffusion(x, key, w, v):
-    time, noise = jax.random.split(key)
-    t = jax.random.uniform(time, (x.shape[0], 1))
-    eps = jax.random.normal(noise, x.shape)
-    noisy = jnp.sqrt(1 - t) * x + jnp.sqrt(t) * eps
-    predicted = jnp.tanh(jnp.concatenate([noisy, t], axis=1) @ w) @ v
-    return jnp.mean((predicted - eps) ** 2)
-
-
-@body(w=(7, 8), v=(8, 6))
 def flow_matching_with_keys_by_example(x, key, w, v):
     def loss(key, x):
         t = jax.random.uniform(key)

@@ -39,12 +39,6 @@ def gradient_penalty_of_inputs(x, y, w, v):
 
 
 @body(**NET)
-def jacobian_penalty(x, w, v):
-    jacobians = jax.vmap(jax.jacfwd(lambda x: jnp.tanh(x @ w)))(x)
-    return jnp.mean(jnp.sum(jacobians**2, axis=(1, 2)))
-
-
-@body(**NET)
 def hessian_trace_by_products(x, y, w, v):
     gradient = jax.grad(fit)
     _, product = jax.jvp(lambda w: gradient((w, v), x, y)[0], (w,), (jnp.ones_like(w),))

@@ -41,13 +41,6 @@ def listwise_ranking(x, y, w):
     return -jnp.sum(jax.nn.softmax(y[:, 0]) * jax.nn.log_softmax(x @ w))
 
 
-@body(w=(6, 1))
-def huber_around_the_median(x, y, w):
-    error = y - x @ w
-    delta = lax.stop_gradient(jnp.median(jnp.abs(error))) + 0.1
-    return jnp.mean(optax.huber_loss(error, delta=delta))
-
-
 @body(**W)
 def classes_balanced_by_the_batch(x, label, w, b):
     counts = jnp.bincount(label, length=4)
@@ -55,13 +48,6 @@ def classes_balanced_by_the_batch(x, label, w, b):
     weights = weights / weights.sum() * 4
     losses = optax.softmax_cross_entropy_with_integer_labels(x @ w + b, label)
     return jnp.mean(weights[label] * losses)
-
-
-@body(**W)
-def hard_example_mining(x, label, w, b):
-    losses = optax.softmax_cross_entropy_with_integer_labels(x @ w + b, label)
-    hardest, _ = lax.top_k(losses, max(1, x.shape[0] // 4))
-    return jnp.mean(hardest), losses
 
 
 @body(w=(6, 5), transitions=(5, 5))

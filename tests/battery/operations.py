@@ -11,12 +11,6 @@ W = {"w": (6, 4)}
 
 
 @body(**W)
-def sorted_columns(x, w):
-    h = jnp.sort(x @ w, axis=0)
-    return jnp.mean(h * jnp.linspace(-1, 1, len(x))[:, None]), h
-
-
-@body(**W)
 def best_of_the_batch(x, w):
     values, places = lax.top_k((x @ w).T, min(5, x.shape[0]))
     return jnp.mean(values**2) + jnp.mean(x[places] ** 2) * jnp.mean(w**2), places
@@ -129,22 +123,6 @@ def scattered_by_label(x, label, w):
     sums = jnp.zeros((4, 4)).at[label].add(h)
     last = jnp.full((4,), -2.0).at[label].max(h[:, 0])
     return jnp.mean(sums**2) / len(x) + jnp.mean(last)
-
-
-@body(**W)
-def reduction_with_a_lambda(x, w):
-    h = jnp.tanh(x @ w)
-    largest = lax.reduce(jnp.abs(h), -jnp.inf, lambda a, b: jnp.maximum(a, b), (0,))
-    both = lax.reduce(lax.stop_gradient(h), jnp.float32(0), lambda a, b: a + b + a * b * 0, (0, 1))
-    return jnp.mean(h**2) + largest.sum(), both
-
-
-@body(**W)
-def windows_over_the_examples(x, w):
-    h = jnp.tanh(x @ w)
-    high = lax.reduce_window(h, -jnp.inf, lax.max, (3, 1), (1, 1), "SAME")
-    total = lax.reduce_window(h, 0.0, lax.add, (2, 1), (2, 1), "SAME")
-    return jnp.mean(high) + jnp.mean(total**2)
 
 
 @body(**W)

@@ -74,12 +74,6 @@ def reductions_without_nan(x, w):
 
 
 @body(**W)
-def logical_reductions(x, w):
-    h = x @ w
-    return with_loss(h, reduce(h > -1, jnp.all, jnp.any))
-
-
-@body(**W)
 def logarithms_of_sums(x, w):
     h = x @ w
     values = [
