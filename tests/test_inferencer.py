@@ -1,10 +1,5 @@
 """The inferencer: the network that was trained, in another process and on other devices."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import jax
 import numpy as np
 import optax
@@ -21,7 +16,6 @@ from tests.networks import (
     linear_data,
     one_device,
 )
-from tests.source_tree import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -48,27 +42,6 @@ def test_inferencer_answers_what_the_trainer_answers(trainer, folder, place):
         answer = inferencer.infer(feed)
         assert answer.shape == (size, 3)
         np.testing.assert_allclose(answer, trainer.infer(feed), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_inferencer_in_a_fresh_process_answers_the_same_bits(trainer, folder, tmp_path):
-    x = linear_data(6)["x"]
-    np.save(tmp_path / "x.npy", x)
-    script = f"""
-        import jax, numpy, penstock
-        from penstock import layers
-        from tests.networks import classifier, linear_program
-
-        penstock.ProgramBuilder(linear_program)  # another network first
-        inferencer = penstock.Inferencer(classifier, {str(folder)!r}, place=jax.devices()[0])
-        answer = inferencer.infer({{"x": numpy.load({str(tmp_path / "x.npy")!r})}})
-        numpy.save({str(tmp_path / "answer.npy")!r}, answer)
-    """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, env=environment, check=True
-    )
-    assert_same_bits(np.load(tmp_path / "answer.npy"), trainer.infer({"x": x}))
 
 
 def test_parameters_of_an_inferencer_are_read_and_set_by_name(trainer, folder):

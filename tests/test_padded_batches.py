@@ -38,48 +38,41 @@ def images(num_examples, *shape):
 # What is accepted.
 
 
-def test_flat_example_is_reshaped_to_the_declared_shape():
-    flat = np.arange(12, dtype=np.float32).reshape(2, 6)
-    columns, _ = checked({"image": flat}, IMAGE)
-    np.testing.assert_array_equal(columns["image"], flat.reshape(2, 2, 3, 1))
+LABELS = np.arange(4, dtype=np.int32)
+FLAT = (np.arange(24, dtype=np.float32) % 8).reshape(4, 6)
+# By form, an input and its value; what comes of all is of the dtype and the shape declared.
+ACCEPTED = {
+    **{f"labels {shape}": ("label", LABELS.reshape(shape)) for shape in ((4,), (4, 1), (4, 1, 1))},
+    "labels in a list": ("label", LABELS.tolist()),
+    "flat examples": ("image", FLAT),
+    "examples in a list": ("image", FLAT.reshape(4, 2, 3, 1).tolist()),
+    "a mask without masked values": ("image", np.ma.masked_array(FLAT)),
+    **{
+        f"{dtype} for {name}": (name, value.astype(dtype))
+        for name, value, dtypes in (
+            ("image", FLAT, "float64 float16 bfloat16 float8_e4m3fn int64 int4 bool"),
+            ("label", LABELS, "int64 uint8 int16 int8"),
+        )
+        for dtype in dtypes.split()
+    },
+}
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 1, 1)])
-def test_scalar_labels_get_the_declared_axis(shape):
-    columns, size = checked({"label": np.arange(4, dtype=np.int32).reshape(shape)}, LABEL)
-    assert columns["label"].tolist() == [[0], [1], [2], [3]]
+@pytest.mark.parametrize("form", ACCEPTED)
+def test_feed_of_every_form_is_an_array_as_declared(form):
+    name, value = ACCEPTED[form]
+    columns, size = checked({name: value}, {name: BOTH[name]})
+    array = columns[name]
     assert size == 4
+    assert type(array) is np.ndarray
+    assert (array.dtype, array.shape[1:]) == (BOTH[name].dtype, BOTH[name].shape)
+    expected = np.asarray(value).astype(array.dtype).reshape(array.shape)
+    np.testing.assert_array_equal(array, expected)
 
 
 def test_bytes_for_a_floating_input_stay_bytes_until_they_are_on_the_device():
-    columns, _ = checked({"image": images(2).astype(np.uint8)}, IMAGE)
+    columns, _ = checked({"image": FLAT.astype(np.uint8)}, IMAGE)
     assert columns["image"].dtype == np.uint8
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        *(("image", dtype) for dtype in ("float64", "float16", "bfloat16", "float8_e4m3fn")),
-        *(("image", dtype) for dtype in ("int64", "int4", "bool")),
-        *(("label", dtype) for dtype in ("int64", "uint8", "int16", "int8")),
-    ],
-)
-def test_dtype_that_loses_only_precision_is_converted(name, dtype):
-    value = np.ones((2, *BOTH[name].shape)).astype(dtype)
-    columns, _ = checked({name: value}, {name: BOTH[name]})
-    assert columns[name].dtype == BOTH[name].dtype
-    np.testing.assert_array_equal(columns[name], value.astype(np.float32))
-
-
-def test_mask_without_masked_values_is_left_behind():
-    columns, _ = checked({"image": np.ma.masked_array(images(2))}, IMAGE)
-    assert type(columns["image"]) is np.ndarray
-
-
-def test_lists_of_numbers_are_taken_as_arrays():
-    columns, size = checked({"label": [[1], [2]], "image": images(2).tolist()})
-    assert size == 2
-    assert columns["label"].tolist() == [[1], [2]]
 
 
 def test_input_of_another_program_of_the_builder_is_left_out():

@@ -110,14 +110,6 @@ def test_two_processes_resume_where_the_reader_of_one_had_ended_before_the_check
 
 
 @pytest.mark.slow
-def test_process_without_a_batch_of_bytes_brings_bytes_as_the_others_do(several):
-    first, second = several["bytes"]
-    assert first == second
-    # Beside what is read as float32.
-    assert first[0] == first[1]
-
-
-@pytest.mark.slow
 def test_two_processes_of_a_fluid_script_train_together_whatever_place_each_names(several):
     assert several["place"] == ([4, True], [4, True])
 

@@ -64,16 +64,16 @@ def test_batch_in_every_accepted_form_is_the_same_dict(item, feed_order):
 
 
 @pytest.mark.parametrize(
-    "item",
-    [IMAGES, (IMAGES,), [IMAGES], [IMAGES[0], IMAGES[1]], [(IMAGES[0],), (IMAGES[1],)]],
+    ("item", "size"),
+    [
+        *((item, 2) for item in (IMAGES, (IMAGES,), [IMAGES], [IMAGES[0], IMAGES[1]])),
+        ([(IMAGES[0],), (IMAGES[1],)], 2),
+        # One array in a list is a batch of one or a sample.
+        *((item, 1) for item in ([IMAGES[:1]], [IMAGES[0]], [(IMAGES[0],)])),
+    ],
 )
-def test_batch_of_the_one_input_needs_no_feed_order(item):
-    assert batch_of(item, specs=ONE) == {"image": IMAGES.tolist()}
-
-
-@pytest.mark.parametrize("item", [[IMAGES[:1]], [IMAGES[0]], [(IMAGES[0],)]])
-def test_one_array_in_a_list_is_a_batch_of_one_or_a_sample(item):
-    assert batch_of(item, specs=ONE) == {"image": IMAGES[:1].tolist()}
+def test_batch_of_the_one_input_needs_no_feed_order(item, size):
+    assert batch_of(item, specs=ONE) == {"image": IMAGES[:size].tolist()}
 
 
 def test_flat_example_alone_in_a_batch_of_the_one_input_has_a_batch_axis():
@@ -104,56 +104,53 @@ def test_samples_of_python_numbers_are_stacked():
 
 # Errors of order and arity.
 
-
-@pytest.mark.parametrize(
-    ("item", "what"),
-    [
-        ((IMAGES, LABELS, LABELS), "a batch of 3 fields"),
-        ((IMAGES,), "a batch of 1 fields"),
-        (IMAGES, "a batch of 1 fields"),
-        ([(IMAGES[0], 5), (IMAGES[1],)], "sample 1 of a batch of 1 fields"),
-    ],
+ORDER = ["image", "label"]
+ARITY = (
+    "the reader yielded {}, expected 2: 'image', 'label'. Each field is one input, in the order of "
+    "feed_order."
 )
-def test_sample_of_the_wrong_arity_is_refused(item, what):
-    text = error_of(lambda: batch_of(item, ["image", "label"]))
-    assert text == (
-        f"the reader yielded {what}, expected 2: 'image', 'label'. Each field is one input, in "
-        "the order of feed_order."
-    )
-
-
-def test_unnamed_fields_without_feed_order_are_refused():
-    text = error_of(lambda: batch_of((IMAGES, LABELS)))
-    assert text == (
+NO_BATCH = (
+    "the reader yielded {}, expected a batch: a dict, a tuple or an array. See what the function "
+    "that makes it returns."
+)
+UNEQUAL = (
+    "feed {} of one batch, expected one shape in all of them. Declare sequences of any length with "
+    "layers.data(..., lod_level=1)."
+)
+REFUSED = [
+    ((IMAGES, LABELS, LABELS), ORDER, ARITY.format("a batch of 3 fields")),
+    ((IMAGES,), ORDER, ARITY.format("a batch of 1 fields")),
+    (IMAGES, ORDER, ARITY.format("a batch of 1 fields")),
+    ([(IMAGES[0], 5), (IMAGES[1],)], ORDER, ARITY.format("sample 1 of a batch of 1 fields")),
+    (
+        (IMAGES, LABELS),
+        None,
         "the reader yielded a batch of 2 unnamed fields, expected names for them: the program "
         "declares 'image', 'label'. Pass feed_order=[...] with the names in the order of the "
-        "fields, or let the reader yield dicts."
-    )
+        "fields, or let the reader yield dicts.",
+    ),
+    *(
+        (item, order, NO_BATCH.format(repr(item)))
+        for item in (None, "a.png")
+        for order in (None, ORDER)
+    ),
+    ([], ORDER, "the reader yielded an empty list, expected a list of samples."),
+    (
+        [(np.zeros(2), 0), (np.zeros(3), 1)],
+        ORDER,
+        UNEQUAL.format("'image' got samples of shapes [(2,), (3,)] in 2 of 2 samples"),
+    ),
+    (
+        [{"image": IMAGES[0], "label": 1}, {"image": IMAGES[1]}],
+        None,
+        UNEQUAL.format("'label' got samples of shapes [()] in 1 of 2 samples"),
+    ),
+]
 
 
-@pytest.mark.parametrize("item", [None, "image.png"])
-@pytest.mark.parametrize("order", [None, ["image", "label"]])
-def test_what_is_no_batch_is_refused_as_it_came(item, order):
-    text = error_of(lambda: batch_of(item, order))
-    assert text == (
-        f"the reader yielded {item!r}, expected a batch: a dict, a tuple or an array. See what the "
-        "function that makes it returns."
-    )
-
-
-def test_empty_list_is_refused():
-    text = error_of(lambda: batch_of([], ["image", "label"]))
-    assert text == "the reader yielded an empty list, expected a list of samples."
-
-
-def test_samples_of_different_shapes_are_refused():
-    samples = [(np.zeros(2), 0), (np.zeros(3), 1)]
-    text = error_of(lambda: batch_of(samples, ["image", "label"]))
-    assert text == (
-        "feed 'image' got samples of shapes [(2,), (3,)] in 2 of 2 samples of one batch, expected "
-        "one shape in all of them. Declare sequences of any length with layers.data(..., "
-        "lod_level=1)."
-    )
+@pytest.mark.parametrize(("item", "order", "text"), REFUSED)
+def test_item_that_is_no_batch_of_the_inputs_is_refused(item, order, text):
+    assert error_of(lambda: batch_of(item, order)) == text
 
 
 def test_samples_with_masked_values_keep_their_mask():
@@ -161,13 +158,6 @@ def test_samples_with_masked_values_keep_their_mask():
     samples = [(masked, 1), (np.zeros(4), 1)]
     batch = Fields(SPECS, ["image", "label"]).as_batch(samples)
     assert np.ma.count_masked(batch["image"]) == 1  # what checks the feed refuses it
-
-
-def test_sample_that_lacks_an_input_of_the_others_is_refused():
-    samples = [{"image": IMAGES[0], "label": 1}, {"image": IMAGES[1]}]
-    assert "feed 'label' got samples of shapes [()] in 1 of 2 samples" in error_of(
-        lambda: batch_of(samples)
-    )
 
 
 @pytest.mark.parametrize(
@@ -353,42 +343,19 @@ def test_generator_may_fill_one_array_for_all_of_its_batches(num_devices, steps_
     assert run(fill) == run(new_arrays)
 
 
-@pytest.mark.parametrize("form", [list, tuple, lambda rows: np.array([*rows, None], object)[:-1]])
-def test_generator_may_fill_the_arrays_of_its_sequences_for_all_of_its_batches(form):
-    def fill():
-        rows = [np.empty(length, np.int32) for length in (2, 3)]
-        for number in range(4):
-            for row in rows:
-                row[:] = number
-            yield {"words": form(rows)}
-
-    def program():
-        words = layers.data("words", [1], "int32", lod_level=1)
-        return layers.mean(layers.sequence_pool(layers.embedding(words, [4, 1]), "sum") ** 2)
-
-    def run(reader):
-        place = one_device()
-        trainer = ps.Trainer(program, optax.sgd(0.1), place=place, steps_per_call=4)
-        trainer.train(reader)
-        return float(trainer.test(reader))
-
-    new_arrays = [{"words": [np.full(n, number, np.int32) for n in (2, 3)]} for number in range(4)]
-    assert run(fill) == run(new_arrays)
-
-
-def test_arrays_in_nested_tuples_are_copied_and_other_objects_are_not():
+def test_arrays_in_lists_tuples_and_arrays_are_copied_and_other_objects_are_not():
     word, thing = np.zeros(2, np.int32), object()
-    things = np.array([thing, None], object)
+    things, rows = np.array([thing, None], object), np.array([word, word[:1]], object)
     objects = np.array([object(), threading.Lock()], object)  # a lock cannot be copied
 
     def fill():
-        yield {"words": [(word, [word])], "things": things, "others": objects}
+        yield {"words": [(word, [word])], "rows": rows, "things": things, "others": objects}
 
     batch = dict[str, Any](next(iter(Pass(fill, Fields({}, None), 0))))
     word += 1
     things[0] = None
     ((first, (second,)),) = batch["words"]
-    assert (first.tolist(), second.tolist()) == ([0, 0], [0, 0])
+    assert [array.tolist() for array in (first, second, *batch["rows"])] == [[0, 0]] * 3 + [[0]]
     assert batch["things"][0] is thing
     assert batch["others"].tolist() == objects.tolist()
 

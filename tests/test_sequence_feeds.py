@@ -319,16 +319,6 @@ def test_missing_sequence_and_sequences_for_other_numbers_of_examples_are_told()
         _padded_batches.check_feed(feed, both, KNOWN)
 
 
-def test_everything_wrong_is_told_at_once():
-    both = {"ids": IDS, "frames": FRAMES}
-    with pytest.raises(ps.FeedError) as caught:
-        _padded_batches.check_feed({"ids": [[0.5]], "frames": 3, "z": 1}, both, KNOWN)
-    unknown, ids, frames = str(caught.value).split("\n")
-    assert "unknown input 'z'" in unknown
-    assert "got dtype float64" in ids
-    assert "feed 'frames' got int" in frames
-
-
 # Padding.
 
 

@@ -15,10 +15,9 @@ Two calls of train with another choice of parameters each, the second of a name 
 python -m tests.two_processes several DIRECTORY
 
 One after the other: an epoch of which process 1 makes a loss that is not finite, and the replay of
-that step; the same with readers of two lengths; a run of such readers whole and in two, and one of
-bytes; two calls of train with another choice of parameters each; two trainers, two epochs each, of
-which every process reads all; the order of what is predicted, for readers of one and of several
-lengths.
+that step; the same with readers of two lengths; a run of such readers whole and in two; two calls
+of train with another choice of parameters each; two trainers, two epochs each, of which every
+process reads all; the order of what is predicted, for readers of one and of several lengths.
 
 python -m tests.two_processes sequences
 
@@ -198,15 +197,6 @@ def run_in_two(directory, shard):
     return weights
 
 
-def run_with_bytes(shard, dtype):
-    """Return the parameters after three batches of bytes on process 0, one on the other."""
-    rng = np.random.default_rng(shard)
-    batches = [rng.integers(0, 255, (4, 5)).astype(dtype) for _ in range(3 - 2 * shard)]
-    trainer = ps.Trainer(linear_program, optax.sgd(1e-6))
-    trainer.train([{"x": x} for x in batches], num_epochs=2)
-    return trainer.parameters["fc_0/w"].tolist()
-
-
 def linear_program():
     """Return the mean of one number for each example."""
     return layers.mean(layers.fc(layers.data("x", shape=[5]), size=1) ** 2)
@@ -293,7 +283,6 @@ if __name__ == "__main__":
             "replay": run_with_a_replay(index, count),
             "unequal": run_with_unequal_readers(index),
             "in_two": run_in_two(words[0], index),
-            "bytes": [run_with_bytes(index, dtype) for dtype in (np.uint8, np.float32)],
             "freeze": run_with_freezes(index, count, "fc_0"),
             "place": run_with_a_place(),
             "alike": run_alike(),
