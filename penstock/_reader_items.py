@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock._errors import FeedError, ReaderError, listed
+from penstock._errors import FeedError, ReaderError, check_int, listed
 from penstock._parent_watch import warn_of_forked_workers
 from penstock._program.inputs import Feed, FeedSpec
 from penstock.events import FeedOrder as FeedOrder
@@ -152,7 +152,8 @@ def _stack_column(name: str, rows: list[Feed]) -> np.ndarray:
 
 
 def check_reader(reader: object, num_passes: int) -> None:
-    """Raise unless `reader` can be read `num_passes` times."""
+    """Raise unless `reader` can be read `num_passes` times, the argument `num_epochs`."""
+    check_int("num_epochs", num_passes, 0)
     if not callable(reader) and not hasattr(reader, "__iter__") and not hasattr(reader, "iterate"):
         # As a Dataset of torch, which its DataLoader reads.
         is_source = hasattr(reader, "__getitem__")

@@ -423,22 +423,19 @@ def probe(function: Callable[[], object], mode: Mode, options: ProgramOptions) -
     """Run a program function without values, with two batch sizes: what differs is the batch."""
     mesh, (first, second) = options.mesh, PROBE_BATCH_SIZES
 
-    def run(size: int, has_variables: bool) -> tuple[Evaluated, ClosedJaxpr]:
-        if not has_variables:
-            return _trace(function, mode, options, size)
+    def build(size: int) -> tuple[Any, ...]:
         sizes = (size, PROBE_COUNT, PROBE_LENGTH)
         feed = {n: s.build(sizes, jax.ShapeDtypeStruct) for n, s in frame.feed_specs.items()}
-        return _trace(
-            function, mode, options, size, _nest_table(table), feed, frozenset(frame.sown)
-        )
+        return _nest_table(table), feed, frozenset(frame.sown)
 
     @functools.cache
     def trace(size: int, has_variables: bool) -> tuple[Evaluated, ClosedJaxpr]:
+        run = functools.partial(_trace, function, mode, options)
         try:
-            return run(size, has_variables)
+            return run(size, *(build(size) if has_variables else ()))
         except Exception as error:
             if size == first:
-                _name_batch(error, lambda: run(second, has_variables))
+                _name_batch(error, lambda: run(second, *(build(second) if has_variables else ())))
             raise
 
     result, _ = trace(first, False)

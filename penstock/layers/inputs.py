@@ -11,7 +11,7 @@ import numpy as np
 from jax import dtypes
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice, check_int
+from penstock._errors import ProgramError
 from penstock._program import sequences
 from penstock._program.frame import check_name, current_frame
 from penstock._program.inputs import Fed, FeedSpec
@@ -89,10 +89,12 @@ def data(
     check_name("layers.data", name)
     is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
     for size in shape if is_sequence else [None]:
-        thing = f"layers.data {name!r} got shape {shape!r} with a size of "
-        why = "Sizes are fixed, and leave out the batch axis, as in [28, 28, 1]."
-        remedy = "Declare sequences of any length by the shape of one word and lod_level=1."
-        check_int(thing, size, 1, f"{why} {remedy}", ProgramError)
+        if not isinstance(size, (int, np.integer)) or size < 1:
+            raise ProgramError(
+                f"layers.data {name!r} got shape {shape!r}, expected a sequence of positive sizes "
+                "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Declare "
+                "sequences of several lengths by the shape of one word and lod_level=1."
+            )
     if lod_level or buckets:
         _check_sequence(name, lod_level, buckets)
     spec = FeedSpec(
@@ -106,8 +108,11 @@ def data(
 
 
 def _check_sequence(name: str, lod_level: int, buckets: Sequence[int]) -> None:
-    why = "1 is for sequences, 2 for sequences of them. Flatten others in the reader."
-    check_choice(f"layers.data {name!r} got lod_level=", lod_level, (0, 1, 2), why)
+    if lod_level not in (0, 1, 2):
+        raise ProgramError(
+            f"layers.data {name!r} got lod_level={lod_level!r}, expected 0, 1 or 2. There are "
+            "arrays, sequences and sequences of sequences. Flatten the others in the reader."
+        )
     is_rising = all(
         isinstance(b, (int, np.integer)) and b > a
         for a, b in zip((0, *buckets), buckets, strict=False)

@@ -10,7 +10,6 @@ import logging
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any
 
 import jax
 import optax
@@ -18,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from penstock import _mesh, _parameter_names
 from penstock._errors import ProgramError, UnknownNameError, listed, nearest
-from penstock._parameter_names import Path, check_patterns, parse, spell
+from penstock._parameter_names import Key, Path, check_patterns, parse, spell
 from penstock._program.inputs import FeedSpec
 from penstock._program.precision import ProgramOptions
 from penstock._tracing.probe import (
@@ -274,23 +273,23 @@ _SHIFTED = (
 )
 
 
-def _check_entry(
-    thing: str, entry: tuple[Any, Any], first: tuple[Any, Any], owner: str, why: str
-) -> None:
+def _check_entry(program: Probe, key: Key, table: ShapeTable, owner: str, why: str) -> None:
+    entry, first = program.shape_table[key], table[key]
     if entry != first:
         raise ProgramError(
-            f"{thing} with shape {entry[0]} and dtype {entry[1]}, expected shape {first[0]} and "
-            f"dtype {first[1]} as in {owner}. {why}"
+            f"{program.name} got {spell(key[1])!r} with shape {entry[0]} and dtype {entry[1]}, "
+            f"expected shape {first[0]} and dtype {first[1]} as in {owner}. {why}"
         )
 
 
 def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
     table: ShapeTable = {}
+    why = "All programs share one parameter tree. Put each network into a layers.scope of its own."
     for program in probes:
         for key, entry in program.shape_table.items():
-            why = "All programs share one parameter tree. Put each network into a layers.scope."
-            thing = f"{program.name} got {spell(key[1])!r}"
-            _check_entry(thing, entry, table.setdefault(key, entry), "another program", why)
+            if key in table:
+                _check_entry(program, key, table, "another program", why)
+            table[key] = entry
     twice = {path for c, path in table if c == "params"} & {p for c, p in table if c != "params"}
     if twice:
         raise ProgramError(
@@ -313,7 +312,7 @@ def _check_modes(train: Probe, other: Probe) -> None:
 
 def _check_entries(program: Probe, table: ShapeTable, expected: str) -> None:
     """Raise unless a program asks for a part of the parameter tree of others alone."""
-    for (collection, path), entry in program.shape_table.items():
+    for collection, path in program.shape_table:
         name = spell(path)
         if (collection, path) not in table:
             names = [spell(p) for c, p in table if c == collection]
@@ -322,8 +321,7 @@ def _check_entries(program: Probe, table: ShapeTable, expected: str) -> None:
                 f"{expected}: {listed(names)}. All programs share one parameter tree. Create the "
                 "same layers in the same order in every mode, or name them." + nearest(name, names)
             )
-        thing = f"{program.name} got {name!r}"
-        _check_entry(thing, entry, table[collection, path], expected, _SHIFTED)
+        _check_entry(program, (collection, path), table, expected, _SHIFTED)
 
 
 def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None:

@@ -244,9 +244,8 @@ class Trainer(FixedAttributes):
           NonFiniteError: a loss was nan or infinite.
           CheckpointError: checkpoints could not be written; raised when training has ended.
         """
-        check_int("num_epochs", num_epochs, 0)
-        _reader_items.check_reader(reader, num_epochs)
         fields = self._choose_fields("train", feed_order)
+        _reader_items.check_reader(reader, num_epochs)
         emit = self._combine_handlers(event_handler)
         if self._status.resumed_leaves:
             self._return_to_checkpoint()
