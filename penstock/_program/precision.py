@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice, check_int, listed, nearest
+from penstock._errors import ProgramError, check_choice, listed, nearest
 from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out, split_further
 from penstock._parameter_names import Path, Selection, spell
 from penstock._program.frame import ParameterSpec
@@ -157,9 +157,6 @@ class ProgramOptions:
         if self.state_sharding is not None:
             check_choice("ProgramBuilder got state_sharding=", self.state_sharding, SHARDINGS)
         object.__setattr__(self, "precision", self.precision.on(self.mesh))
-        name = "gradient_accumulation_steps"
-        number = check_int(name, self.num_micro_batches, 1, error=ProgramError)
-        object.__setattr__(self, "num_micro_batches", number)
 
     def split(self, path: Path, shape: Sequence[int], axes: MeshAxes = ()) -> PartitionSpec:
         """Return over which axes a parameter is split where a layer reads it."""

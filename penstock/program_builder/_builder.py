@@ -95,12 +95,14 @@ class ProgramBuilder(FixedAttributes, Generic[R]):
             _objective.check_program_func("infer_func", infer_func)
         if not self.objectives and infer_func is None:
             raise TypeError("ProgramBuilder got neither program_func nor infer_func, expected one.")
+        name = "gradient_accumulation_steps"
+        number = check_int(name, gradient_accumulation_steps, 1, error=ProgramError)
         options = ProgramOptions(
             mesh=self.mesh,
+            num_micro_batches=number,
             precision=precision if isinstance(precision, Precision) else Precision(precision),
             skips_non_finite=skips_non_finite,
             freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze),
-            num_micro_batches=gradient_accumulation_steps,
             strict=strict,
             state_sharding=state_sharding,
             parameter_sharding=tuple(parameter_sharding),
