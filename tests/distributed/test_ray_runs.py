@@ -48,7 +48,7 @@ def test_ray_without_ray_train_is_missing_too(tmp_path, monkeypatch):
         ({"num_processes": (3, 2)}, r"got \(3, 2\), expected a number, or two with the least bef"),
         ({"num_processes": (1, 2, 3)}, r"got \(1, 2, 3\), expected a number, or two"),
         ({"num_processes": 2, "max_restarts": -1}, "max_restarts got -1"),
-        ({"num_processes": 2, "hang_secs": 0}, "hang_secs got 0, expected a number of seconds"),
+        ({"num_processes": 2, "hang_secs": 0}, "hang_secs got 0, expected a finite number above 0"),
         ({"num_processes": 2, "use_gpu": True, "use_tpu": True}, "expected one of them"),
     ],
 )
