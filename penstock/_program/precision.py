@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -156,10 +157,12 @@ class ProgramOptions:
         if self.state_sharding is not None:
             check_choice("ProgramBuilder", "state_sharding", self.state_sharding, SHARDINGS)
         number = self.num_micro_batches
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
             raise ProgramError(
                 f"gradient_accumulation_steps got {number!r}, expected a whole number of 1 or more."
             )
+        # NumPy's have no JSON, in which a run is described.
+        object.__setattr__(self, "num_micro_batches", int(number))
 
     def split(
         self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from penstock._errors import ReaderError, message
 
 Choice = TypeVar("Choice")
@@ -108,7 +110,9 @@ def check_int(
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         expected = f"an int >= {minimum}"
-        raise error(message(thing, repr(value), expected, why, f"Pass {expected}"))
+        # NumPy's have no JSON, in which a position is saved.
+        remedy = "int(...) of it" if isinstance(value, np.integer) else expected
+        raise error(message(thing, repr(value), expected, why, f"Pass {remedy}"))
     return value
 
 

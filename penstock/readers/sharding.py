@@ -25,10 +25,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal, TypeVar, get_args
 
 from penstock._errors import check_known
-from penstock.readers._errors import ShardError
+from penstock.readers._errors import ShardError, check_int
 
 ShardRule = Literal["records", "files_round_robin", "files_contiguous"]
 File = TypeVar("File")
@@ -168,12 +169,19 @@ class PerDevice:
       batch_size: samples per step on each device.
       num_devices: number of devices over all processes, `jax.device_count()`.
 
+    Raises:
+      ValueError: one of them is not a positive int.
+
     >>> PerDevice(batch_size=32, num_devices=8).global_batch_size
     256
     """
 
     batch_size: int
     num_devices: int
+
+    def __post_init__(self) -> None:
+        check_int("PerDevice(batch_size)", self.batch_size, 1, "It counts samples on a device")
+        check_int("PerDevice(num_devices)", self.num_devices, 1, "It counts those of all processes")
 
     @property
     def global_batch_size(self) -> int:
@@ -187,11 +195,12 @@ BatchSize = int | PerDevice
 def resolve_batch_size(batch_size: BatchSize, shard: Shard | None = None) -> int:
     """Return the global batch size, checked against the shard."""
     size = batch_size.global_batch_size if isinstance(batch_size, PerDevice) else batch_size
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
         raise ValueError(
             f"batch_size got {batch_size!r}, expected an int >= 1. A batch is a number of samples. "
             "Pass the global batch size, or readers.PerDevice(batch_size=..., num_devices=...)."
         )
+    size = int(size)
     # Equal parts: unequal ones would compile another program on some processes.
     if shard is not None and size % shard.count:
         raise ShardError(

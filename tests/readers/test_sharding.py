@@ -71,6 +71,22 @@ def test_batch_size_per_device_counts_every_device():
     assert chunk["x"].tolist() == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("sizes", [(-2, -4), (0, 4), (True, 4)])
+def test_sizes_per_device_that_are_no_positive_ints_are_refused(sizes):
+    with pytest.raises(ValueError, match=re.escape(f"PerDevice(batch_size) got {sizes[0]}, ")):
+        PerDevice(batch_size=sizes[0], num_devices=sizes[1])
+
+
+def test_batch_size_may_be_an_integer_of_numpy():
+    reader = readers.arrays({"x": np.arange(8)}, np.int64(3))
+    assert [len(batch["x"]) for batch in reader] == [3, 3, 2]
+    iterator = reader()
+    next(iterator)
+    json.dumps(iterator.get_state())
+    with pytest.raises(ValueError, match=r"seed got np.int64\(1\), .*\. Pass int\(\.\.\.\) of it"):
+        readers.arrays({"x": np.arange(8)}, 3, seed=np.int64(1))
+
+
 def test_batch_size_that_does_not_divide_over_processes_says_what_would():
     with pytest.raises(ShardError, match="got 10 over 4 processes, expected a multiple of 4"):
         readers.arrays({"x": np.arange(8)}, 10, shard=Shard(0, 4))
