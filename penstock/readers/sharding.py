@@ -181,12 +181,21 @@ class PerDevice:
       batch_size: samples per step on each device.
       num_devices: number of devices over all processes, `jax.device_count()`.
 
+    Raises:
+      ValueError: one of them is not a positive int.
+
     >>> PerDevice(batch_size=32, num_devices=8).global_batch_size
     256
     """
 
     batch_size: int
     num_devices: int
+
+    def __post_init__(self) -> None:
+        check_int("PerDevice(batch_size)", self.batch_size, 1, "It counts samples on a device.")
+        check_int(
+            "PerDevice(num_devices)", self.num_devices, 1, "It counts those of all processes."
+        )
 
     @property
     def global_batch_size(self) -> int:

@@ -1,5 +1,6 @@
 """Shards: the three rules, their errors and warnings, and the two meanings of a batch size."""
 
+import json
 import re
 import time
 
@@ -68,6 +69,20 @@ def test_batch_size_per_device_counts_every_device():
     size = PerDevice(batch_size=2, num_devices=4)
     chunk = next(readers.arrays({"x": np.arange(16)}, size, shard=Shard(1, 2))())
     assert chunk["x"].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("sizes", [(-2, -4), (0, 4), (True, 4)])
+def test_sizes_per_device_that_are_no_positive_ints_are_refused(sizes):
+    with pytest.raises(ValueError, match=re.escape(f"PerDevice(batch_size) got {sizes[0]}, ")):
+        PerDevice(batch_size=sizes[0], num_devices=sizes[1])
+
+
+def test_batch_size_may_be_an_integer_of_numpy():
+    reader = readers.arrays({"x": np.arange(8)}, np.int64(3))
+    assert [len(batch["x"]) for batch in reader] == [3, 3, 2]
+    iterator = reader()
+    next(iterator)
+    json.dumps(iterator.get_state())
 
 
 def test_batch_size_that_does_not_divide_over_processes_says_what_would():

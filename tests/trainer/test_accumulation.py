@@ -1,5 +1,6 @@
 """Gradient accumulation: the same step as the whole batch, in parts."""
 
+import json
 import re
 
 import jax
@@ -104,6 +105,11 @@ def test_number_of_parts_that_is_none_is_refused(steps):
         ProgramError, match=r"gradient_accumulation_steps got .* expected an integer of 1"
     ):
         ps.Trainer(program, optax.sgd(0.1), gradient_accumulation_steps=steps)
+
+
+def test_number_of_parts_of_numpy_is_described_as_a_number():
+    trainer = ps.Trainer(program, optax.sgd(0.1), gradient_accumulation_steps=np.int32(2))
+    assert '"gradient_accumulation_steps": 2' in json.dumps(trainer.describe())
 
 
 def test_learning_rate_of_each_step_is_in_its_event():
