@@ -58,13 +58,10 @@ def test_imported_parameters_say_what_their_images_are(folder):
     assert other["about"]["preprocessing"]["name"] == "none"
 
 
-@pytest.mark.parametrize(
-    "weights", ["params", pytest.param("tiny.safetensors", marks=pytest.mark.slow)]
-)
-def test_evaluation_and_prediction_use_it_and_say_it(folder, weights, capsys, monkeypatch):
+def test_evaluation_and_prediction_use_it_and_say_it(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     cv2.imwrite("one.png", np.full((8, 8), 200, np.uint8))
-    words = (weights, PLUGIN, TINY)
+    words = ("params", PLUGIN, TINY)
     out, err = succeed(capsys, "eval", *words, "--dataset_name=digits")
     assert out.startswith(f"{CARRIED}\n")
     _, err = succeed(capsys, "predict", *words[:1], "one.png", *words[1:], "--num_classes=10")

@@ -16,11 +16,6 @@ from tests.readers.convert.originals import idx_bytes, write_cifar10
 from tests.readers.published import whole, write_examples, write_records
 
 
-@pytest.fixture(autouse=True)
-def no_files_of_the_user(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path / "data"))
-
-
 @pytest.mark.parametrize(
     ("name", "num_train", "num_test", "shapes"),
     [
@@ -103,8 +98,9 @@ def test_unknown_name_and_split_name_the_nearest():
     [(o.name, o.split, o.files[0].name) for o in ORIGINALS if o.reads == "dataset"],
 )
 def test_missing_download_says_what_is_expected_where_and_how_to_get_it(
-    tmp_path, name, split, file
+    tmp_path, monkeypatch, name, split, file
 ):
+    monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path / "data"))
     with pytest.raises(DatasetNotFoundError, match=r"http|toolkit") as caught:
         readers.dataset(name, split)
     text = str(caught.value)

@@ -9,11 +9,6 @@ from tests.readers.convert.originals import write_tar
 from tests.readers.published import whole
 
 
-@pytest.fixture(autouse=True)
-def no_files_of_the_user(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_DATA", str(tmp_path / "data"))
-
-
 def write_imdb(folder, reviews):
     members = {f"aclImdb/{name}": content for name, content in reviews.items()}
     write_tar(folder / "aclImdb_v1.tar.gz", members)
