@@ -13,7 +13,10 @@ import pytest
 import penstock
 from tests.source_tree import PACKAGE, module_name, read_sources
 
-ROOMS = ("fluid", "handlers", "layers", "metrics", "models", "optimizers", "preprocessing")
+ROOMS = (
+    *("fluid", "handlers", "inference_model", "inferencer", "layers", "metrics", "models"),
+    *("onnx_export", "optimizers", "preprocessing", "program_builder", "sklearn", "trainer"),
+)
 HAVE_TESTS_OF_EACH = tuple(f"{PACKAGE}.{room}." for room in ROOMS)
 ASSUMED = {
     "jax": jax,
@@ -31,7 +34,8 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def find_examples() -> list[doctest.DocTest]:
     """Return the docstrings of penstock's modules that hold an example."""
     finder = doctest.DocTestFinder()
-    modules = [importlib.import_module(module_name(path)) for path in read_sources(PACKAGE)]
+    with_examples = [path for path, source in read_sources(PACKAGE).items() if ">>> " in source]
+    modules = [importlib.import_module(module_name(path)) for path in with_examples]
     docstrings = [
         docstring
         for module in modules

@@ -49,17 +49,15 @@ def percent(pattern: str, text: str) -> float:
 
 
 @pytest.mark.slow
-def test_recognize_digits_with_a_perceptron(tmp_path):
-    text = run("recognize_digits", tmp_path, "--net", "mlp", "--num_epochs", "5")
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [(["--net=mlp"], "runs/recognize_digits.params"), (["--param_path=a.params"], "a.params")],
+    ids=["perceptron", "convolutions"],
+)
+def test_most_digits_are_recognized(flags, path, tmp_path):
+    text = run("recognize_digits", tmp_path, "--num_epochs", "5", *flags)
     assert percent(r"([\d.]+)% of 359 held-out digits read right", text) > 93
-    assert (tmp_path / "runs/recognize_digits.params").is_dir()
-
-
-@pytest.mark.slow
-def test_recognize_digits_with_convolutions(tmp_path):
-    text = run("recognize_digits", tmp_path, "--num_epochs", "5", "--param_path", "here.params")
-    assert percent(r"([\d.]+)% of 359 held-out digits read right", text) > 93
-    assert (tmp_path / "here.params").is_dir()
+    assert (tmp_path / path).is_dir()
 
 
 @pytest.mark.slow
@@ -256,6 +254,8 @@ probabilities = inferencer.infer({"image": images})
 """
 
 
+# README's block is the quick one.
+@pytest.mark.slow
 def test_script_of_the_design_card_runs_as_written(tmp_path, monkeypatch, digits, capsys):
     from penstock import readers
 

@@ -167,18 +167,6 @@ def test_metrics_of_several_objectives_are_dicts_by_name():
     assert list(step) == list(epoch) == ["a", "b"]
 
 
-def test_metrics_of_the_one_objective_that_is_scheduled_are_by_name_too():
-    def program():
-        return layers.mean(layers.fc(layers.data("x", shape=[4]), size=1))
-
-    objectives = {"a": ps.Objective(program, optax.sgd(0.1)), "b": ps.Objective(program)}
-    trainer = ps.Trainer(objectives, place=one_device(), schedule={"a": 1})
-    recorder = Recorder()
-    trainer.train([{"x": linear_data(4)["x"]}], recorder)
-    assert list(recorder.of(ps.EndStep)[0].metrics) == ["a"]
-    assert list(recorder.of(ps.EndEpoch)[0].metrics) == ["a"]
-
-
 def test_metric_beside_one_that_computes_a_dict_is_monitored():
     @dataclasses.dataclass(frozen=True)
     class Sides(ps.metrics.Metric):

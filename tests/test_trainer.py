@@ -1,6 +1,5 @@
-"""The trainer: its arguments, what `test` counts, steps in one launch, seeds, schedules."""
+"""The trainer: steps in one launch, calls of train, arguments, schedules."""
 
-import functools
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,6 @@ from penstock import layers, readers
 from tests.networks import (
     PLACES,
     Recorder,
-    assert_close,
     assert_same_bits,
     class_data,
     classifier,
@@ -26,48 +24,6 @@ from tests.networks import (
     one_device,
     rich_program,
 )
-
-# trainer.test.
-
-
-@pytest.fixture(scope="module")
-def tested():
-    """Return what gives means over 75 examples by place and batch size, and the parameters."""
-    data = class_data(75)
-    trained = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
-    trained.train(readers.arrays(data, 25), num_epochs=3)
-
-    @functools.cache
-    def test(place, batch_size):
-        trainer = ps.Trainer(rich_program, place=place())
-        trainer.parameters.update(trained.parameters)
-        return trainer.test(readers.arrays(data, batch_size))
-
-    return test, dict(trained.parameters)
-
-
-@pytest.mark.slow
-def test_test_gives_the_mean_over_all_examples_computed_by_hand(tested):
-    test, p = tested
-    loss, accuracy, mean_probabilities = test(one_device, 75)
-    data = class_data(75)
-    hidden = data["x"] @ p["fc_0/w"]
-    hidden = (hidden - p["batch_norm_0/mean"]) / np.sqrt(p["batch_norm_0/variance"] + 1e-5)
-    hidden = np.maximum(hidden * p["batch_norm_0/scale"] + p["batch_norm_0/bias"], 0)
-    logits = hidden @ p["fc_1/w"] + p["fc_1/b"]
-    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    of_label = np.take_along_axis(probabilities, data["label"], 1)
-    np.testing.assert_allclose(loss, -np.log(of_label).mean(), rtol=1e-5)
-    assert accuracy == pytest.approx(np.mean(logits.argmax(1) == data["label"][:, 0]))
-    np.testing.assert_allclose(mean_probabilities, probabilities.mean(0), rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [1, 7, 64, 75])
-@PLACES
-def test_test_gives_the_same_means_for_every_batch_size_and_place(tested, place, batch_size):
-    test, _ = tested
-    assert_close(test(place, batch_size), test(one_device, 75), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -85,13 +41,18 @@ def test_testing_and_saving_at_every_event_leave_training_as_it_is(place, tmp_pa
     assert_same_bits(*(dict(trainer.parameters) for trainer in trainers))
 
 
-# Steps in one launch.
+# Steps in one launch, and calls of train.
+
+# Four steps a call are launches of one, one, four and one.
+BATCHES = [class_data(size, seed=n) for n, size in enumerate((8, 3, 8, 8, 8, 8, 3))]
 
 
-def parameters_after_training(steps_per_call, place=one_device, program=rich_program):
-    trainer = ps.Trainer(program, optax.adam(0.05), place=place(), steps_per_call=steps_per_call)
+def parameters_after_training(steps_per_call):
+    trainer = ps.Trainer(
+        rich_program, optax.adam(0.05), place=one_device(), steps_per_call=steps_per_call
+    )
     recorder = Recorder()
-    trainer.train(readers.arrays(class_data(45), 8), recorder, num_epochs=2)
+    trainer.train(BATCHES, recorder, num_epochs=2)
     losses = [event.metrics[0] for event in recorder.of(ps.EndStep)]
     return dict(trainer.parameters), losses, recorder.of(ps.EndEpoch)[1].metrics[0]
 
@@ -102,32 +63,13 @@ def one_step_a_call():
 
 
 def test_steps_in_one_launch_give_the_bits_of_single_steps(one_step_a_call):
-    # Six batches, the last one short: a launch of four steps and two of one.
     assert_same_bits(parameters_after_training(4), one_step_a_call)
-
-
-@pytest.mark.slow
-def test_short_batches_in_the_middle_of_a_launch_count_by_their_examples():
-    batches = [class_data(size, seed=size) for size in (8, 3, 8, 8, 3)]
-    results = []
-    for steps_per_call in (1, 3):
-        trainer = ps.Trainer(
-            classifier_program, optax.adam(0.05), place=one_device(), steps_per_call=steps_per_call
-        )
-        recorder = Recorder()
-        trainer.train(batches, recorder)
-        steps = [event.metrics for event in recorder.of(ps.EndStep)]
-        results.append((steps, recorder.of(ps.EndEpoch)[0].metrics, dict(trainer.parameters)))
-    assert_same_bits(*results)
-
-
-# Calls of train.
 
 
 def test_two_calls_of_train_are_one_call_of_twice_the_epochs_bit_for_bit(one_step_a_call):
     trainer = ps.Trainer(rich_program, optax.adam(0.05), place=one_device())
     for _ in range(2):
-        trainer.train(readers.arrays(class_data(45), 8))
+        trainer.train(BATCHES)
     assert_same_bits(dict(trainer.parameters), one_step_a_call[0])
 
 
@@ -177,17 +119,20 @@ def test_parameters_set_in_a_handler_are_trained_from_there(place):
 # Arguments.
 
 
-@pytest.mark.parametrize("steps_per_call", [0, -1, 1.5, True, "2", None])
-def test_steps_per_call_that_is_no_positive_integer_is_refused(steps_per_call):
-    with pytest.raises(ValueError, match=f"steps_per_call got {steps_per_call!r}, expected an"):
-        ps.Trainer(linear_program, optax.sgd(0.1), steps_per_call=steps_per_call)
+NO_COUNTS = [-1, 1.5, True, "2", None]
 
 
-@pytest.mark.parametrize("num_epochs", [-1, 1.5, True, "2", None])
-def test_num_epochs_that_is_no_count_is_refused_before_any_event(num_epochs):
+@pytest.mark.parametrize("count", NO_COUNTS)
+def test_what_is_no_count_is_refused_before_any_event(count):
+    expected = f"got {count!r}, expected an integer"
+    for steps_per_call in (count, 0):
+        with pytest.raises(ValueError, match=f"steps_per_call got {steps_per_call!r}, expected an"):
+            ps.Trainer(linear_program, optax.sgd(0.1), steps_per_call=steps_per_call)
+    with pytest.raises(ValueError, match=f"schedule of 'generator' {expected}"):
+        ps.Trainer(OBJECTIVES, schedule={"generator": count}, place=one_device())
     trainer, recorder = ps.Trainer(linear_program, optax.sgd(0.1), place=one_device()), Recorder()
-    with pytest.raises(ValueError, match=f"num_epochs got {num_epochs!r}, expected an integer"):
-        trainer.train(linear_reader(), recorder, num_epochs=num_epochs)
+    with pytest.raises(ValueError, match=f"num_epochs {expected}"):
+        trainer.train(linear_reader(), recorder, num_epochs=count)
     assert not recorder.events
 
 
@@ -255,8 +200,9 @@ def test_schedule_says_how_many_updates_each_objective_makes_of_a_batch(schedule
     values = [float(trainer.parameters[name][0]) for name in OBJECTIVES]
     assert values == [-8 * count for count in updates]
     assert trainer.global_step == 8
-    metrics = recorder.of(ps.EndStep)[0].metrics
-    assert set(metrics) == {name for name, count in zip(OBJECTIVES, updates, strict=True) if count}
+    scheduled = {name for name, count in zip(OBJECTIVES, updates, strict=True) if count}
+    for event in (recorder.of(ps.EndStep)[0], recorder.of(ps.EndEpoch)[0]):
+        assert set(event.metrics) == scheduled
 
 
 def test_schedule_with_an_unknown_objective_suggests_the_nearest():
@@ -266,12 +212,6 @@ def test_schedule_with_an_unknown_objective_suggests_the_nearest():
         "schedule got 'generater', expected one of 'discriminator', 'generator'. "
         "Did you mean 'generator'?"
     )
-
-
-@pytest.mark.parametrize("count", [-1, 1.0, True, None])
-def test_schedule_with_what_is_no_count_is_refused(count):
-    with pytest.raises(ValueError, match=f"schedule of 'generator' got {count!r}, expected an"):
-        ps.Trainer(OBJECTIVES, schedule={"generator": count}, place=one_device())
 
 
 def test_schedule_without_an_update_is_refused():
@@ -294,24 +234,13 @@ def test_objective_without_an_optimizer_is_refused_before_reading_unless_out_of_
 # Exceptions of a program function.
 
 
-def test_exception_in_a_program_function_keeps_type_and_traceback_and_names_the_program():
+@pytest.mark.parametrize("mode", ["train", "test"])
+def test_exception_in_a_program_function_keeps_type_and_traceback_and_names_the_program(mode):
     def broken_program():
-        layers.data("x", shape=[4])
-        return {}["missing"]
+        return linear_program() if layers.is_training() != (mode == "train") else {}["missing"]
 
     with pytest.raises(KeyError) as caught:
         ps.Trainer(broken_program, optax.sgd(0.1), place=one_device())
     assert caught.value.args == ("missing",)
-    assert "While tracing the train program of broken_program." in caught.value.__notes__
+    assert f"While tracing the {mode} program of broken_program." in caught.value.__notes__
     assert caught.traceback[-1].name == "broken_program"
-
-
-def test_exception_in_the_test_program_alone_names_it():
-    def broken_program():
-        if not layers.is_training():
-            raise LookupError
-        return linear_program()
-
-    with pytest.raises(LookupError) as caught:
-        ps.Trainer(broken_program, optax.sgd(0.1), place=one_device())
-    assert "While tracing the test program of broken_program." in caught.value.__notes__
