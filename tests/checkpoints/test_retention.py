@@ -243,7 +243,7 @@ def test_configuration_that_makes_no_sense_is_refused(wrong, message):
 def test_what_is_no_configuration_is_refused():
     with pytest.raises(TypeError) as caught:
         ps.Trainer(linear_program, optax.sgd(0.1), checkpoint=3)
-    assert str(caught.value) == ("checkpoint got 3, expected a ps.CheckpointConfig or a folder.")
+    assert str(caught.value) == ("checkpoint got int, expected a ps.CheckpointConfig or a folder.")
 
 
 def test_name_of_a_folder_is_a_configuration_of_one_checkpoint_an_epoch(tmp_path):
