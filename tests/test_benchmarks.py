@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import convolutions, first_hours, mistakes, recurrent
+from benchmarks import checkpoints, convolutions, first_hours, mistakes, recurrent
 
 ONCE = {"checkpoints": {"num_saves": 2}, "readers_memory": {"rounds": 1}}
 """Those that take less than a minute so; the types of the others are checked."""
@@ -27,6 +27,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", [*ONCE, *OPTIONS])
 def test_benchmark_prints_a_table(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoints, "BATCH_SIZE", 8)  # 100 MB are saved, whatever is learned
     main = importlib.import_module(f"benchmarks.{name}").main
     main(OPTIONS[name]) if name in OPTIONS else main(**ONCE[name])
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]

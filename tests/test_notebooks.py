@@ -1,6 +1,7 @@
 """The notebooks: they run from their sources, and what is saved with them is fit to be seen."""
 
 import doctest
+import importlib
 import importlib.util
 import json
 import os
@@ -48,6 +49,7 @@ def test_notebook_runs_in_a_kernel_learns_and_shows_what_is_saved_with_it(path, 
     if not os.environ.get("PENSTOCK_REQUIRE_EXTRAS"):
         pytest.importorskip("nbclient")
         pytest.importorskip("ipykernel")
+    importlib.import_module("matplotlib.font_manager")  # the first time it says so on stderr
     import nbclient
     import nbformat
 

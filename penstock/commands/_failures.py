@@ -53,7 +53,6 @@ def split_words(text: str | None) -> tuple[str, ...]:
 
 # The library names its own functions and arguments; who called a command has flags.
 _COMMON = (
-    (r"models\.get got ", "the network got "),
     (r"models\.names\(\) and `penstock models` list them", "`penstock models` lists them"),
     (
         r"^(?:Schedule|Optimizer)Options got (\w+)=([^\s,]+), expected a ",
@@ -82,16 +81,18 @@ _COMMON = (
         "--source is the folder of parts, --part_name_suffix_length how many digits they have",
     ),
 )
-_SKIPPED = (
+# Commands that train have flags for the network, and for what a reader's argument does.
+_TRAINING = ("train", "sweep", "eval")
+_OF_TRAINING = (
+    (r"models\.get got ", "--model_name got "),
     (r"on_error='skip'", "--skip_damaged=True"),
     (r"pass --skip_damaged=True", "use --skip_damaged=True"),
 )
-_NOT_SKIPPED = (
+_OF_OTHERS = (
+    (r"models\.get got ", "the network got "),
     (r"; a reader leaves it out with on_error='skip'", ""),
     (r", or pass on_error='skip' to leave the rest of it out", ""),
 )
-# Commands with a flag for what a reader's argument does.
-_SKIPPING = ("train", "sweep", "eval")
 _MOST_PROBLEMS = 4
 # What Keras, Lightning, timm and scripts of torchvision call it.
 _OTHER_NAMES = {
@@ -126,8 +127,8 @@ def say_in_flags(command: str, text: str) -> str:
     >>> say_in_flags("models", "models.get got 'a', expected the name of a network.")
     "the network got 'a', expected the name of a network."
     """
-    skipped = _SKIPPED if command in _SKIPPING else _NOT_SKIPPED
-    for pattern, words in (*_COMMON, *skipped):
+    own = _OF_TRAINING if command in _TRAINING else _OF_OTHERS
+    for pattern, words in (*_COMMON, *own):
         text = re.sub(pattern, words, text)
     return text
 

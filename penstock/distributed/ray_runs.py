@@ -27,9 +27,8 @@ from penstock.distributed.waiting_times import check_secs
 
 STATUS_OF_SIGTERM = 128 + signal.SIGTERM
 
-GRACE_SECS = 30.0
-"""How long the processes may take to save, as under `penstock launch`."""
-
+# How long the processes may take to save, as under `penstock launch`.
+_GRACE_SECS = 30.0
 _PLATFORMS = {"tpu": "tpu,cpu", "gpu": "cuda,cpu", "cpu": "cpu"}
 
 # Variables of the driver that begin so are the workers' too.
@@ -208,7 +207,7 @@ def _forwarding_sigterm(ray: Any, record: Any) -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def ask() -> None:
-        exits.say(f"SIGTERM: the processes save and end, within {GRACE_SECS:g} s")
+        exits.say(f"SIGTERM: the processes save and end, within {_GRACE_SECS:g} s")
         grace.start()
         # A run that still waits for machines has nothing to save.
         if not ray.get(record.request_end.remote()):
@@ -223,7 +222,7 @@ def _forwarding_sigterm(ray: Any, record: Any) -> Iterator[None]:
         elif time.monotonic() - came_at[0] >= SAME_SIGNAL_SECS:
             raise SystemExit(STATUS_OF_SIGTERM)
 
-    grace = threading.Timer(GRACE_SECS, end_at_once)
+    grace = threading.Timer(_GRACE_SECS, end_at_once)
     grace.daemon = True
     previous = signal.signal(signal.SIGTERM, on_signal)
     try:
@@ -366,8 +365,7 @@ def _fit(
             # Of workers; of its controller Ray has words alone.
             losses = getattr(lost, "worker_failures", None)
             text = f"{str(lost).strip()}." if losses is None else ray_worker.describe_losses(losses)
-            text += f" No restart is left of {allowed}."
-            raise RayRunError(text, AGAIN) from None
+            raise RayRunError(f"{text} No restart is left of {allowed}.", AGAIN) from None
         error = RayRunError(failure.sentence, failure.status)
         if failure.trace:
             error.add_note(f"There, Python says:\n{failure.trace.rstrip()}")

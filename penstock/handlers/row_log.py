@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import csv
 import io
+import itertools
 import json
 import logging
 import os
@@ -33,8 +34,8 @@ class LogFile:
         self._owner = owner
         self._file: FileIO | None = None
 
-    def open(self, *, is_resumed: bool) -> list[bytes]:
-        """Open the file, and return the lines that an earlier part of the run wrote.
+    def open(self, is_resumed: bool, keep: Callable[[list[bytes]], list[bytes]]) -> None:
+        """Open the file, with what `keep` keeps of the lines an earlier part of the run wrote.
 
         A line that a crash cut off is removed. When nothing is resumed, an old file keeps its rows
         under another name and a new one begins.
@@ -47,14 +48,13 @@ class LogFile:
             # Now, and not at the first row: a run of hours should not find out then that there is
             # no room; a full disk lets a file be opened.
             self._file.truncate(self.append(_PROBE))
-            lines = self.lines()
+            lines = keep(self.lines())
             # A killed process may have left half a line.
             if b"".join(lines) != self.path.read_bytes():
                 self.replace(lines)
         except OSError as error:
             self.close()
             raise self.explain(error) from error
-        return lines
 
     def explain(self, error: OSError) -> OSError:
         """Return an error of the same class that names the path and says what to do."""
@@ -65,6 +65,10 @@ class LogFile:
         lines = self.path.read_bytes().splitlines(keepends=True)
         return [line for line in lines if line.endswith(b"\n") and line.strip()]
 
+    def is_open(self) -> bool:
+        """Return whether rows are written: from a run's begin to its end, in one process."""
+        return self._file is not None
+
     def append(self, data: bytes) -> int:
         """Write lines; return the size before. After an error nothing of them is in the file."""
         return 0 if self._file is None else append_whole(self._file, data)
@@ -73,8 +77,9 @@ class LogFile:
         """Put other lines in the place of all; a crash leaves the old or the new ones."""
         with replacing(self.path) as temporary:
             temporary.write_bytes(b"".join(lines))
-        self.close()
-        self._file = FileIO(self.path, "ab")
+        previous, self._file = self._file, FileIO(self.path, "ab")
+        if previous is not None:
+            previous.close()
 
     def close(self) -> None:
         """Close the file, if it is open."""
@@ -112,7 +117,6 @@ class RowLog(abc.ABC):
         self._every_steps, self._names = every_steps, as_names(names)
         self._name_metrics, self._tests = name_metrics, TestResults(owner, test)
         self._readings = Readings(every_steps)
-        self._is_open = False
         self._unwritten: list[Row] = []
         self._base = (0.0, 0)  # seconds and examples before this call of `train`
         self._start: float | None = None
@@ -131,20 +135,21 @@ class RowLog(abc.ABC):
         """Write the rows that are ready."""
         if isinstance(event, events.BeginTraining):
             self._begin(event)
-        elif self._is_open:
+        elif self._file.is_open():
             self._write(self._make_rows(event))
             if isinstance(event, events.EndTraining):
                 self._end(event)
 
     def _begin(self, event: events.BeginTraining) -> None:
-        self._is_open, self._unwritten = False, []
+        self._unwritten = []
         self._file.close()
-        if jax.process_index():
-            return
-        lines = self._file.open(is_resumed=event.global_step > 0)
+        if jax.process_index() == 0:
+            self._file.open(event.global_step > 0, lambda lines: self._keep(lines, event))
+
+    def _keep(self, lines: list[bytes], event: events.BeginTraining) -> list[bytes]:
+        """Return the lines of steps that are not made again, and count on from them."""
         try:
             rows = self._parse(lines)
-            # Rows behind the checkpoint are of steps that are made again.
             kept = [row is None or is_before(row, event) for row in rows]
         except (ValueError, KeyError) as error:
             self._file.close()
@@ -153,14 +158,8 @@ class RowLog(abc.ABC):
                 "expected the rows of this run. It is resumed, and they go on there. Move the file "
                 "away, or choose another path."
             ) from error
-        if not all(kept):
-            try:
-                self._file.replace([line for line, k in zip(lines, kept, strict=True) if k])
-            except OSError as error:
-                self._file.close()
-                raise self._file.explain(error) from error
-        self._begin_counts(event, [row for row, k in zip(rows, kept, strict=True) if row and k])
-        self._is_open = True
+        self._begin_counts(event, [row for row in itertools.compress(rows, kept) if row])
+        return [*itertools.compress(lines, kept)]
 
     def _begin_counts(self, event: events.BeginTraining, kept: Sequence[Values]) -> None:
         # A further call of `train` counts on; the state of a resumed run comes after this event.
@@ -193,7 +192,6 @@ class RowLog(abc.ABC):
 
     def _end(self, event: events.EndTraining) -> None:
         error = self._flush()
-        self._is_open = False
         self._file.close()
         self._base, self._start = self._count(), None
         self._readings = Readings(self._every_steps)
@@ -203,7 +201,7 @@ class RowLog(abc.ABC):
 
     def get_state(self) -> events.HandlerState:
         """Return steps, seconds and examples for a checkpoint, after writing the rows due."""
-        if self._is_open:
+        if self._file.is_open():
             self._write([*map(self._make_step_row, self._readings.take())])
         seconds, examples = self._count()
         counts = {"global_step": self._global_step, "seconds": seconds, "examples": examples}
@@ -228,10 +226,10 @@ class RowLog(abc.ABC):
                 self._global_step = event.global_step + 1
             case events.EndEpoch():
                 numbers = (event.epoch, event.num_steps, event.global_step)
-                rows.append(self._make_row("epoch", numbers, self._count()[1], event.metrics, {}))
+                rows.append(self._make_row("epoch", numbers, event.metrics, {}))
         for global_step, metrics in self._tests(event):
             numbers = (*self._last_step, global_step)
-            rows.append(self._make_row("test", numbers, self._count()[1], metrics, {}))
+            rows.append(self._make_row("test", numbers, metrics, {}))
         return rows
 
     def _count(self) -> tuple[float, int]:
@@ -240,20 +238,17 @@ class RowLog(abc.ABC):
 
     def _make_step_row(self, reading: Reading) -> Row:
         numbers = (reading.epoch, reading.step, reading.global_step)
+        # It is written a launch late, when more have been counted.
         examples = self._base[1] + reading.num_examples
-        beside = {**reading.rates, **reading.norms}
-        return self._make_row("step", numbers, examples, reading.metrics, beside)
+        beside = {"examples": examples, **reading.rates, **reading.norms}
+        return self._make_row("step", numbers, reading.metrics, beside)
 
     def _make_row(
-        self,
-        kind: str,
-        numbers: tuple[int, ...],
-        examples: int,
-        metrics: events.Metrics,
-        beside: Row,
+        self, kind: str, numbers: tuple[int, ...], metrics: events.Metrics, beside: Row
     ) -> Row:
-        secs = round(self._count()[0], 6)
-        row = {**dict(zip(COLUMNS, (kind, *numbers, secs, examples), strict=True)), **beside}
+        secs, examples = self._count()
+        cells = (kind, *numbers, round(secs, 6), examples)
+        row = {**dict(zip(COLUMNS, cells, strict=True)), **beside}
         # In the place of what is beside it: the program knows its learning rate better.
         for name, value in self._name_metrics(metrics, self._names).items():
             # A metric that is called like one of our columns keeps a column of its own.

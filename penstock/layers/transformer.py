@@ -67,13 +67,10 @@ def transformer_encoder_layer(
     layer = "transformer_encoder_layer"
     frame = current_frame(layer)
     path = frame.names.layer(layer, name)
-    heads = attention.Heads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=is_causal, rotary=rotary,
-        attrs=(param_attr, bias_attr), layer=layer,
-    )  # fmt: skip
     block = Block(
-        heads=heads, ffn_size=ffn_size, dropout_rate=dropout_rate, norm=norm,
-        is_pre_norm=is_pre_norm, act=act, epsilon=epsilon,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=is_causal, rotary=rotary,
+        ffn_size=ffn_size, block_dropout=dropout_rate, norm=norm, is_pre_norm=is_pre_norm,
+        act=act, epsilon=epsilon, attrs=(param_attr, bias_attr), layer=layer,
     )  # fmt: skip
     values, _ = open_words(layer, "an input", x)
     return close_words(x, _run_block(frame, path, block, x, values, segment_ids=segment_ids)[0])
@@ -133,13 +130,10 @@ def transformer_encoder(
     ['layer_0', 'layer_1', 'layer_2', 'norm']
     """
     layer = "transformer_encoder"
-    heads = attention.Heads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=is_causal, rotary=rotary,
-        attrs=(param_attr, bias_attr), layer=layer,
-    )  # fmt: skip
     block = Block(
-        heads=heads, ffn_size=ffn_size, dropout_rate=dropout_rate, norm=norm,
-        is_pre_norm=is_pre_norm, act=act, epsilon=epsilon,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=is_causal, rotary=rotary,
+        ffn_size=ffn_size, block_dropout=dropout_rate, norm=norm, is_pre_norm=is_pre_norm,
+        act=act, epsilon=epsilon, attrs=(param_attr, bias_attr), layer=layer,
     )  # fmt: skip
     run = functools.partial(_run_blocks, block, name, num_layers, rematerialize, scan_layers)
     return run(x, segment_ids=segment_ids)[0]
@@ -240,13 +234,10 @@ def transformer_decoder(
     ['cross_attention', 'ffn', 'self_attention']
     """
     layer = "transformer_decoder"
-    heads = attention.Heads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=True, rotary=rotary,
-        attrs=(param_attr, bias_attr), layer=layer,
-    )  # fmt: skip
     block = Block(
-        heads=heads, ffn_size=ffn_size, dropout_rate=dropout_rate, norm=norm,
-        is_pre_norm=is_pre_norm, act=act, epsilon=epsilon,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, is_causal=True, rotary=rotary,
+        ffn_size=ffn_size, block_dropout=dropout_rate, norm=norm, is_pre_norm=is_pre_norm,
+        act=act, epsilon=epsilon, attrs=(param_attr, bias_attr), layer=layer,
     )  # fmt: skip
     run = functools.partial(_run_blocks, block, name, num_layers, rematerialize, scan_layers)
     out, after = run(x, memory, segment_ids, caches)
@@ -264,10 +255,10 @@ def _run_blocks(
     segment_ids: attention.Segments = None,
     caches: Caches | None = None,
 ) -> tuple[Words, tuple[attention.KeyValueCache, ...]]:
-    frame = current_frame(block.heads.layer)
-    path = frame.names.layer(block.heads.layer, name)
+    frame = current_frame(block.layer)
+    path = frame.names.layer(block.layer, name)
     _check(block, num_layers, memory, segment_ids, caches)
-    values, _ = open_words(block.heads.layer, "an input", x)
+    values, _ = open_words(block.layer, "an input", x)
     after: list[attention.KeyValueCache] = []
     paths = [(*path, f"layer_{number}") for number in range(num_layers)]
     if scan_layers and caches is None:
@@ -308,25 +299,27 @@ def _check(
         problems.append("a memory and one array of segment_ids, expected a pair of arrays")
     if problems:
         raise ProgramError(
-            f"layers.{block.heads.layer} got {'; '.join(problems)}. Each layer keeps the words "
+            f"layers.{block.layer} got {'; '.join(problems)}. Each layer keeps the words "
             "that it has met, and packed words see those of their own segment. Check the arguments."
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Block:
-    """The options of a block, the same for all of a transformer."""
+class Block(attention.Heads):
+    """The options of a block, those of its attention and more; the same for all of a transformer.
 
-    heads: attention.Heads
+    `dropout_rate` is that of the weights of attention, `block_dropout` that of what is added.
+    """
+
     ffn_size: int
-    dropout_rate: float
+    block_dropout: float
     norm: Norm
     is_pre_norm: bool
     act: Activation | Callable[[jax.Array], jax.Array] | None
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice(f"layers.{self.heads.layer}", "norm", self.norm, ("layer", "rms"))
+        check_choice(f"layers.{self.layer}", "norm", self.norm, ("layer", "rms"))
 
 
 def _run_block(
@@ -340,8 +333,8 @@ def _run_block(
     cache: attention.KeyValueCache | None = None,
 ) -> tuple[jax.Array, attention.KeyValueCache | None]:
     """Return what a block makes of the values of `like`, and its cache after."""
-    own, heads = (*path, "self_attention"), block.heads
-    heads = dataclasses.replace(heads, attrs=_attrs_of(block, "self_attention"))
+    own = (*path, "self_attention")
+    heads = dataclasses.replace(block, attrs=_attrs_of(block, "self_attention"))
     y = close_words(like, _before(frame, own, block, x))
     if cache is not None:
         mixed, cache = attention.attend_cached(frame, own, heads, y, cache)
@@ -362,15 +355,15 @@ def _run_block(
         x = _after(frame, own, block, x, _values(mixed))
     own, attrs = (*path, "ffn"), _attrs_of(block, "ffn")
     y = _before(frame, own, block, x)
-    y = attention.project(frame, own, "in", y, block.ffn_size, attrs, layer=block.heads.layer)
-    y = block.act(y) if callable(block.act) else activate(y, block.act, block.heads.layer)
-    y = attention.project(frame, own, "out", y, x.shape[-1], attrs, layer=block.heads.layer)
+    y = attention.project(frame, own, "in", y, block.ffn_size, attrs, layer=block.layer)
+    y = block.act(y) if callable(block.act) else activate(y, block.act, block.layer)
+    y = attention.project(frame, own, "out", y, x.shape[-1], attrs, layer=block.layer)
     return _after(frame, own, block, x, y), cache
 
 
 def _attrs_of(block: Block, part: str) -> tuple[Attr, Attr]:
     """Return the attributes of a part, whose weights another part may have by the same names."""
-    (weights, biases), layer = block.heads.attrs, block.heads.layer
+    (weights, biases), layer = block.attrs, block.layer
     weights = add_to_name(layer, "param_attr", weights, part)
     return weights, add_to_name(layer, "bias_attr", biases, part)
 
@@ -380,8 +373,10 @@ def _before(frame: Frame, path: Path, block: Block, x: jax.Array) -> jax.Array:
 
 
 def _after(frame: Frame, path: Path, block: Block, x: jax.Array, change: jax.Array) -> jax.Array:
-    if block.dropout_rate:
-        change = dropout(change, block.dropout_rate, attention.dropout_name(frame, path, "dropout"))
+    if block.block_dropout:
+        change = dropout(
+            change, block.block_dropout, attention.dropout_name(frame, path, "dropout")
+        )
     # In the dtype of the words, which a sum of two precisions would widen.
     total = x + change.astype(x.dtype)
     return total if block.is_pre_norm else _normalise(frame, _norm_of(path), block, total)
