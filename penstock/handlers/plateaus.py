@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import weakref
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -49,8 +50,8 @@ class _Plateau(abc.ABC):
         self._monitor = Monitor(self._owner, monitor, mode, min_delta, names)
         self._patience, self._reader, self._test, self._file = patience, reader, test, file
         self._trainer: events.Training | None = None
-        self._best: float | None = None
-        self._num_bad_epochs = 0
+        self._last_trainer: weakref.ref[events.Training] | None = None
+        self._begin_anew()
 
     @abc.abstractmethod
     def _end_epoch(
@@ -66,9 +67,10 @@ class _Plateau(abc.ABC):
                     self._monitor.check(self._trainer)
                 if self._reader is not None:
                     check_reader(self._reader, event.num_epochs)
-                # A resumed run goes on counting; another call of `train` too.
-                if not event.global_step:
-                    self._best, self._num_bad_epochs = None, 0
+                # A resumed run goes on counting, by its checkpoint; another call of `train` too.
+                if self._is_another_run(event):
+                    self._begin_anew()
+                self._last_trainer = weakref.ref(self._trainer)
             case events.BeginEpoch():
                 # A resumed epoch counts by its tests before the checkpoint too.
                 self._tests.begin(event.global_step - event.first_step)
@@ -76,6 +78,13 @@ class _Plateau(abc.ABC):
                 self._end_epoch(event, self._trainer, is_better=self._count(event, self._trainer))
             case events.EndTraining():
                 self._trainer = None
+
+    def _is_another_run(self, event: events.BeginTraining) -> bool:
+        last = None if self._last_trainer is None else self._last_trainer()
+        return not event.global_step or last is not event.trainer
+
+    def _begin_anew(self) -> None:
+        self._best, self._num_bad_epochs = None, 0
 
     def _count(self, event: events.EndEpoch, trainer: events.Training) -> bool:
         """Return whether an epoch's value is the best so far, and count the epoch; may test."""
@@ -177,7 +186,6 @@ class EarlyStopping(_Plateau):
         if restore_best:
             check_restored(test)
         self._restores_best = restore_best
-        self._best_parameters: dict[str, np.ndarray] = {}
         self._has_stopped = False
         self._last_epoch = -1
 
@@ -190,8 +198,6 @@ class EarlyStopping(_Plateau):
         super().__call__(event)
         if isinstance(event, events.BeginTraining):
             self._last_epoch = event.epoch + event.num_epochs - 1
-            # A run that begins anew has no best parameters.
-            self._best_parameters = self._best_parameters if event.global_step else {}
             # Trained on by a further call: it has the whole patience again.
             if self._has_stopped:
                 self._num_bad_epochs = 0
@@ -210,6 +216,10 @@ class EarlyStopping(_Plateau):
         # Not only when training has ended: the last checkpoint is written before.
         if self._has_stopped or event.epoch == self._last_epoch:
             self._restore_parameters(trainer)
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._best_parameters: dict[str, np.ndarray] = {}
 
     def _restore_parameters(self, trainer: events.Training) -> None:
         if self._best_parameters:
@@ -288,7 +298,6 @@ class ReduceOnPlateau(_Plateau):
         check_int("cooldown", cooldown, 0)
         super().__init__(monitor, patience, min_delta, mode, names, reader, test, file)
         self._factor, self._min_scale, self._cooldown = factor, min_scale, cooldown
-        self._cooldown_left = 0
 
     def __call__(self, event: events.Event) -> None:
         """Count the epochs without improvement, and lower the scale after `patience`."""
@@ -297,7 +306,6 @@ class ReduceOnPlateau(_Plateau):
             network = get_trainer(event, self._owner).builder.programs.network
             # Now, and not at the first plateau, which may be hours later.
             network.check_update_scale(self._factor)
-            self._cooldown_left = self._cooldown_left if event.global_step else 0
 
     def _end_epoch(
         self, event: events.EndEpoch, trainer: events.Training, *, is_better: bool
@@ -309,6 +317,10 @@ class ReduceOnPlateau(_Plateau):
         if self._is_over:
             self._num_bad_epochs = 0
             self._reduce(trainer)
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._cooldown_left = 0
 
     def _reduce(self, trainer: events.Training) -> None:
         before = trainer.update_scale

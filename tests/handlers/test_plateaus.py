@@ -275,6 +275,21 @@ def test_another_run_begins_without_a_best_value():
         assert trainer.epoch == 3
 
 
+def test_another_trainer_gets_no_parameters_of_the_one_before():
+    evaluate = Evaluate(linear_reader(), file=io.StringIO())
+    handler = EarlyStopping(patience=9, restore_best=True, test=evaluate)
+    first, second = linear_trainer(), linear_trainer()
+    first.train(linear_reader(), [evaluate, handler], num_epochs=3)
+    # Worse than the first ever was, and not at its beginning.
+    second.train(linear_reader())
+    second.parameters["fc_0/b"] += 100.0
+    second.update_scale = 0.0
+    before = host(dict(second.parameters))
+    second.train(linear_reader(), [evaluate, handler])
+    assert_same_bits(dict(second.parameters), before)
+    assert [step for step, _ in evaluate.results] == [6]
+
+
 def test_resume_without_the_best_parameters_is_warned_of(caplog):
     handler = EarlyStopping(restore_best=True)
     handler(BeginTraining(2, 9, 6, driven_trainer()))
