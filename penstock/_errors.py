@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import inspect
 import math
@@ -182,9 +183,8 @@ def check_type(
         raise error(f"{_begin(thing, got)}, expected {expected}")
 
 
-def check_choice(thing: str, value: Any, choices: Collection[object], why: str = "") -> None:
-    """Raise a `ProgramError` unless a value in a program is one of `choices`."""
-    check_known(thing, value, choices, why, ProgramError)
+# Of values in programs.
+check_choice = functools.partial(check_known, error=ProgramError)
 
 
 def nearest(name: str, names: Iterable[str], question: str = "Did you mean") -> str:

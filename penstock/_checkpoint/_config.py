@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from penstock._errors import check_int, check_known, check_number, check_type
+from penstock._errors import check_int, check_known, check_number
 
 _DEFAULT_SECS = 300.0
 
@@ -83,8 +83,10 @@ def as_config(
     checkpoint: CheckpointConfig | str | os.PathLike[str] | None,
 ) -> CheckpointConfig | None:
     """Return the configuration of a `Trainer`'s checkpoints; a folder stands for the defaults."""
+    if checkpoint is None or isinstance(checkpoint, CheckpointConfig):
+        return checkpoint
     if isinstance(checkpoint, (str, os.PathLike)):
         return CheckpointConfig(directory=checkpoint)
-    expected = "a ps.CheckpointConfig or a folder."
-    check_type("checkpoint", checkpoint, CheckpointConfig | None, expected)
-    return checkpoint
+    raise TypeError(
+        f"checkpoint got {type(checkpoint).__name__}, expected a ps.CheckpointConfig or a folder."
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice, check_int, check_number, listed
+from penstock._errors import ProgramError, check_choice, listed, nearest
 from penstock._mesh import AXIS, WHOLE, StateSharding, lay_out, split_further
 from penstock._parameter_names import Path, Selection, spell
 from penstock._program.frame import ParameterSpec
@@ -63,12 +64,22 @@ class Precision:
     loss_scale: float | Literal["dynamic"] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("precision", self.compute, ("auto", *_DTYPES))
+        if self.compute not in ("auto", *_DTYPES):
+            raise ProgramError(
+                f"precision got {self.compute!r}, expected one of {listed(['auto', *_DTYPES])}."
+                + nearest(str(self.compute), ["auto", *_DTYPES])
+            )
         if self.loss_scale is None:
             # In float16 alone gradients vanish: its smallest number is 6e-8.
             object.__setattr__(self, "loss_scale", "dynamic" if self.compute == "float16" else 1.0)
-        elif self.loss_scale != "dynamic":
-            check_number("loss_scale", self.loss_scale, "(0, inf)", "Or 'dynamic'.", ProgramError)
+        elif self.loss_scale != "dynamic" and not (
+            isinstance(self.loss_scale, int | float)
+            and not isinstance(self.loss_scale, bool)
+            and 0 < self.loss_scale < math.inf
+        ):
+            raise ProgramError(
+                f"loss_scale got {self.loss_scale!r}, expected a positive number, or 'dynamic'."
+            )
 
     @functools.cached_property  # not a call in each step that is traced
     def compute_dtype(self) -> DTypeLike | None:
@@ -144,9 +155,11 @@ class ProgramOptions:
     def __post_init__(self) -> None:
         if self.state_sharding is not None:
             check_choice("ProgramBuilder got state_sharding=", self.state_sharding, SHARDINGS)
-        name = "gradient_accumulation_steps"
-        number = check_int(name, self.num_micro_batches, 1, error=ProgramError)
-        object.__setattr__(self, "num_micro_batches", number)
+        number = self.num_micro_batches
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ProgramError(
+                f"gradient_accumulation_steps got {number!r}, expected a whole number of 1 or more."
+            )
 
     def split(
         self, path: Path, shape: Sequence[int], mesh: Mesh, axes: MeshAxes = ()

@@ -33,9 +33,11 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, FlagValue]:
     """Return the values in a file by flag; null means the default, and is left out."""
     values: dict[str, FlagValue] = {}
     for name, value in flatten(_load(Path(path))).items():
-        expected = "flags that `penstock train --help_all` lists"
-        thing = f"{os.fspath(path)!r} got the flag "
-        check_known(thing, name, TRAIN_FLAGS, error=UsageError, expected=expected)
+        if name not in TRAIN_FLAGS:
+            raise UsageError(
+                f"{os.fspath(path)!r} got the flag {name!r}, expected flags that "
+                f"`penstock train --help_all` lists.{nearest(name, TRAIN_FLAGS)}"
+            )
         if value is not None:
             try:
                 values[name] = read_value(TRAIN_FLAGS[name], value)
@@ -204,15 +206,17 @@ class DatasetFlags:
                 f"--group_pattern got {self.group_pattern!r}, expected a regular expression: "
                 f"{error}. It finds the group of an image in its path."
             ) from error
-        remedy = (
-            f"For the images in a folder: penstock train {shlex.quote(self.dataset_dir or '')}."
-        )
-        expected = f"none with --dataset_name=digits, which scikit-learn brings. {remedy}"
-        is_right = self.dataset_name != "digits" or self.dataset_dir is None
-        check(self, "dataset_dir", is_right, expected)
-        is_right = self.dataset_name != "image_folder" or self.dataset_dir is not None
-        folder = "a folder that holds one folder of images per class."
-        check(self, "dataset_name", is_right, f"--dataset_dir=FOLDER as well: {folder}")
+        if self.dataset_name == "digits" and self.dataset_dir is not None:
+            raise UsageError(
+                f"--dataset_dir got {self.dataset_dir!r} with --dataset_name=digits, expected "
+                "none: the digits come with scikit-learn. For the images in a folder: penstock "
+                f"train {shlex.quote(self.dataset_dir)}."
+            )
+        if self.dataset_name == "image_folder" and self.dataset_dir is None:
+            raise UsageError(
+                "--dataset_name=image_folder got no folder, expected --dataset_dir=FOLDER as "
+                "well: a folder that holds one folder of images per class."
+            )
         names = list_datasets()
         if self.dataset_name not in names and self.dataset_dir is None:
             hint = nearest(self.dataset_name.lower(), names)
@@ -352,11 +356,16 @@ class ModelFlags:
         counts = "num_epochs>=1 batch_size>=1 batch_norm_group_size>=0"
         check_numbers(self, f"{rates} {counts} gradient_accumulation_steps>=1")
         for name in ("model_dir", "ckpt_file_name"):
-            expected = "--task_type=finetune beside it. Training would begin with initial values."
-            check(self, name, self.task_type == "finetune" or not vars(self)[name], expected)
-        has_weights = self.task_type == "pretrain" or self.model_dir or self.ckpt_file_name
-        expected = "--model_dir=FOLDER beside it, and --ckpt_file_name=NAME for a file in it."
-        check(self, "task_type", bool(has_weights), expected)
+            if self.task_type == "pretrain" and vars(self)[name]:
+                raise UsageError(
+                    f"--{name} got {vars(self)[name]!r} without --task_type=finetune, expected it "
+                    "beside. Training would begin with initial values."
+                )
+        if self.task_type == "finetune" and not (self.model_dir or self.ckpt_file_name):
+            raise UsageError(
+                "--task_type=finetune got no weights, expected --model_dir=FOLDER, and "
+                "--ckpt_file_name=NAME for a file in it."
+            )
 
 
 # For Adam and its variants where no flag says it: TensorFlow's epsilon, and the rate of Adam's
@@ -571,15 +580,17 @@ class TrainFlags:
         side, size = self.preprocessing.cache_image_size, self.preprocessing.train_image_size
         if side is None:
             return
-        why = (
-            "Other data are small or packed already; --datasets_use_caching keeps those in memory."
-        )
-        expected = f"--dataset_name=image_folder beside it. {why}"
-        is_right = self.dataset.dataset_name == "image_folder"
-        check(self.preprocessing, "cache_image_size", is_right, expected)
-        scaled = "the images would be scaled down and up again. Twice as many leave room for crops."
-        expected = f"--train_image_size={size} or more: {scaled}"
-        check(self.preprocessing, "cache_image_size", size is None or side >= size, expected)
+        if self.dataset.dataset_name != "image_folder":
+            raise UsageError(
+                f"--cache_image_size={side} got --dataset_name={self.dataset.dataset_name}, "
+                "expected image_folder: other data are small or packed already. "
+                "--datasets_use_caching keeps those in memory."
+            )
+        if size is not None and side < size:
+            raise UsageError(
+                f"--cache_image_size got {side}, expected --train_image_size={size} or more: the "
+                "images would be scaled down and up again. Twice as many leave room for crops."
+            )
 
     @property
     def image_size(self) -> int:

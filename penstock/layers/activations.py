@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from penstock._errors import check_choice
+from penstock._errors import ProgramError, listed, nearest
 from penstock._program.frame import V, over_words, remember_logits, traced_once, widen
 
 Activation = Literal[
@@ -227,6 +227,10 @@ def activate(x: jax.Array, act: Activation | None, layer: str) -> jax.Array:
     """Return `x` after the activation named `act`, or `x` itself for None."""
     if act is None:
         return x
-    why = "Apply any other function to what the layer returns."
-    check_choice(f"layers.{layer} got act=", act, (None, *ACTIVATIONS), why)
+    if not isinstance(act, str) or act not in ACTIVATIONS:
+        raise ProgramError(
+            f"layers.{layer} got act={act!r}, expected None or one of {listed(ACTIVATIONS)}. "
+            "Activations are chosen by name. Apply any other function to what the layer returns."
+            + nearest(str(act), ACTIVATIONS)
+        )
     return ACTIVATIONS[act](x)

@@ -62,9 +62,12 @@ def fc(
     total: Any = None
     for number, (array, attr) in enumerate(zip(inputs, attrs, strict=True)):
         x = jnp.asarray(array)
-        thing = f"layers.fc got an input of shape {x.shape} and num_flatten_dims="
-        why = "At least one axis must be left to become features."
-        check_number(thing, num_flatten_dims, f"[1, {max(x.ndim, 2)})", why, ProgramError)
+        if not 1 <= num_flatten_dims < max(x.ndim, 2):
+            raise ProgramError(
+                f"layers.fc got an input of shape {x.shape} and num_flatten_dims="
+                f"{num_flatten_dims}, expected 1 <= num_flatten_dims < {max(x.ndim, 2)}. At least "
+                "one axis must be left to become features."
+            )
         leading, features = x.shape[:num_flatten_dims], math.prod(x.shape[num_flatten_dims:])
         leaf = f"w_{number}" if len(inputs) > 1 else "w"
         shape, axes = [features, size], (None, MODEL)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import dtypes
 from jax.typing import DTypeLike
 
-from penstock._errors import ProgramError, check_choice, check_int
+from penstock._errors import ProgramError, check_choice
 from penstock._program import sequences
 from penstock._program.frame import check_name, current_frame
 from penstock._program.inputs import Fed, FeedSpec
@@ -89,10 +89,12 @@ def data(
     check_name("layers.data", name)
     is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
     for size in shape if is_sequence else [None]:
-        thing = f"layers.data {name!r} got shape {shape!r} with a size of "
-        why = "Sizes are fixed, and leave out the batch axis, as in [28, 28, 1]."
-        remedy = "Declare sequences of any length by the shape of one word and lod_level=1."
-        check_int(thing, size, 1, f"{why} {remedy}", ProgramError)
+        if not isinstance(size, (int, np.integer)) or size < 1:
+            raise ProgramError(
+                f"layers.data {name!r} got shape {shape!r}, expected a sequence of positive sizes "
+                "without the batch axis, e.g. [28, 28, 1]. Programs have static shapes. Declare "
+                "sequences of several lengths by the shape of one word and lod_level=1."
+            )
     if lod_level or buckets:
         _check_sequence(name, lod_level, buckets)
     spec = FeedSpec(

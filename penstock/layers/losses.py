@@ -298,5 +298,8 @@ def _class_ids(layer: str, label: jax.Array, input: jax.Array) -> jax.Array:
 
 
 def _check_same_shape(layer: str, input: jax.Array, label: jax.Array) -> None:
-    why = "It is that of the input. One would spread over the other. Reshape one."
-    arguments.check_shape(f"layers.{layer} got labels", label, why, input.shape)
+    if input.shape != label.shape:
+        raise ProgramError(
+            f"layers.{layer} got an input of shape {input.shape} and labels of shape "
+            f"{label.shape}, expected equal shapes. One would spread over the other. Reshape one."
+        )

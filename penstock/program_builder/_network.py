@@ -10,7 +10,6 @@ import logging
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
 
 import jax
 import optax
@@ -273,29 +272,17 @@ def _join_inputs(probes: Mapping[str, Probe]) -> dict[str, FeedSpec]:
     return inputs
 
 
-_SHIFTED = (
-    "A layer that only one of them has shifts automatic names. Name it, create it last, or put it "
-    "in a layers.scope."
-)
-
-
-def _check_entry(
-    thing: str, entry: tuple[Any, Any], first: tuple[Any, Any], owner: str, why: str
-) -> None:
-    if entry != first:
-        raise ProgramError(
-            f"{thing} with shape {entry[0]} and dtype {entry[1]}, expected shape {first[0]} and "
-            f"dtype {first[1]} as in {owner}. {why}"
-        )
-
-
 def _join_tables(probes: Sequence[Probe]) -> ShapeTable:
     table: ShapeTable = {}
     for program in probes:
         for key, entry in program.shape_table.items():
-            why = "All programs share one parameter tree. Put each network into a layers.scope."
-            thing = f"{program.name} got {spell(key[1])!r}"
-            _check_entry(thing, entry, table.setdefault(key, entry), "another program", why)
+            if table.setdefault(key, entry) != entry:
+                raise ProgramError(
+                    f"{program.name} got {spell(key[1])!r} with shape "
+                    f"{entry[0]} and dtype {entry[1]}, expected shape {table[key][0]} and dtype "
+                    f"{table[key][1]} as in another program. All programs share one parameter "
+                    "tree. Put each network into a layers.scope of its own."
+                )
     twice = {path for c, path in table if c == "params"} & {p for c, p in table if c != "params"}
     if twice:
         raise ProgramError(
@@ -327,8 +314,13 @@ def _check_entries(program: Probe, table: ShapeTable, expected: str) -> None:
                 f"{expected}: {listed(names)}. All programs share one parameter tree. Create the "
                 "same layers in the same order in every mode, or name them." + nearest(name, names)
             )
-        thing = f"{program.name} got {name!r}"
-        _check_entry(thing, entry, table[collection, path], expected, _SHIFTED)
+        shape, dtype = table[collection, path]
+        if entry != (shape, dtype):
+            raise ProgramError(
+                f"{program.name} got {name!r} with shape {entry[0]} and dtype {entry[1]}, expected "
+                f"shape {shape} and dtype {dtype} as in {expected}. A layer that only one of them "
+                "has shifts automatic names. Name it, create it last, or put it in a layers.scope."
+            )
 
 
 def _check_stacks(train: Named, other: Named, expected: str, owner: str) -> None:
@@ -390,5 +382,6 @@ def _raise_shifted(
     got, wanted = next((n, o) for n, o in zip(names, other_names, strict=False) if n != o)
     raise ProgramError(
         f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
-        f"{_SHIFTED}"
+        "A layer that only one of them has shifts automatic names. Name it, create it last, "
+        "or put it in a layers.scope."
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
 
 import optax
 
-from penstock._errors import check_type
 from penstock._parameter_names import parse
 
 SINGLE = "train"
@@ -63,11 +61,13 @@ class Objective:
 
 
 def check_program_func(owner: str, function: object) -> None:
-    remedy = "Pass the function itself, not what it returns."
-    expected = f"a program function, one without arguments. {remedy}"
-    check_type(owner, function, Callable, expected)
+    if not callable(function):
+        raise TypeError(
+            f"{owner} got {type(function).__name__} as program function, expected a function "
+            "without arguments. Pass the function itself, not what it returns."
+        )
     try:
-        signature = inspect.signature(cast("Callable[[], object]", function))
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # of some that are written in C
         return
     try:
@@ -87,7 +87,7 @@ def check_program_func(owner: str, function: object) -> None:
 
 
 def _resolve_optimizer(
-    optimizer: Any,
+    optimizer: object,
 ) -> optax.GradientTransformationExtraArgs | None:
     if optimizer is None:
         return None
@@ -101,9 +101,12 @@ def _resolve_optimizer(
                 "takes some: optax.adam(1e-3), not optax.adam."
             )
             raise
-    what = "an optax transformation such as optax.adam(1e-3), or a function that returns one"
-    expected = f"{what}. Of optax.MultiSteps pass .gradient_transformation()."
-    check_type("optimizer", optimizer, optax.GradientTransformation, expected)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer got {type(optimizer).__name__}, expected an optax transformation such as "
+            "optax.adam(1e-3), or a function without arguments that returns one. Of "
+            "optax.MultiSteps pass .gradient_transformation()."
+        )
     # So every optimizer may be given the loss and the functions that line searches ask for.
     return optax.with_extra_args_support(optimizer)
 

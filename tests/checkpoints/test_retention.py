@@ -232,7 +232,7 @@ def test_monitor_without_its_objective_is_refused_at_construction(tmp_path):
         ({"save_interval_secs": 0}, "save_interval_secs=0, expected a number above 0"),
         ({"max_to_keep": -1}, "max_to_keep got -1, expected an integer of 1 or more"),
         ({"num_best": -1}, "num_best got -1, expected an integer of 0 or more"),
-        ({"mode": "best"}, "mode='best', expected one of 'min', 'max'"),
+        ({"mode": "best"}, "mode='best', expected 'min' or 'max'"),
     ],
 )
 def test_configuration_that_makes_no_sense_is_refused(wrong, message):
@@ -243,7 +243,7 @@ def test_configuration_that_makes_no_sense_is_refused(wrong, message):
 def test_what_is_no_configuration_is_refused():
     with pytest.raises(TypeError) as caught:
         ps.Trainer(linear_program, optax.sgd(0.1), checkpoint=3)
-    assert str(caught.value) == ("checkpoint got 3, expected a ps.CheckpointConfig or a folder.")
+    assert str(caught.value) == ("checkpoint got int, expected a ps.CheckpointConfig or a folder.")
 
 
 def test_name_of_a_folder_is_a_configuration_of_one_checkpoint_an_epoch(tmp_path):

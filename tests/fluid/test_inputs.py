@@ -31,7 +31,7 @@ def test_batch_axis_is_in_front_however_it_is_declared(options):
         (("x", [1], "int64"), {}, TypeError, "append_batch_size='int64'.*Pass dtype by name"),
         (("x", [1]), {"lod_level": 3}, ps.ProgramError, "lod_level=3, expected one of 0, 1, 2"),
         (("x", [4, 1], False), {}, ps.ProgramError, "append_batch_size=False, expected -1 as"),
-        (("x", [4, -1]), {}, ps.ProgramError, "with a size of -1, expected an integer of 1"),
+        (("x", [4, -1]), {}, ps.ProgramError, "expected a sequence of positive sizes"),
     ],
 )
 def test_other_declarations_are_refused(arguments, options, error, message):

@@ -120,7 +120,7 @@ TRAINS = {"train_func": train_program}
         ),
         (
             {"train_func": optimizer_func(), "optimizer_func": train_program},
-            "one without arguments",
+            "function without arguments",
         ),
         (
             {**TRAINS, "param_path": jax.devices()[0]},
