@@ -232,7 +232,7 @@ def test_monitor_without_its_objective_is_refused_at_construction(tmp_path):
         ({"save_interval_secs": 0}, "save_interval_secs=0, expected a number above 0"),
         ({"max_to_keep": -1}, "max_to_keep got -1, expected an integer of 1 or more"),
         ({"num_best": -1}, "num_best got -1, expected an integer of 0 or more"),
-        ({"mode": "best"}, "mode='best', expected 'min' or 'max'"),
+        ({"mode": "best"}, "mode='best', expected one of 'min', 'max'"),
     ],
 )
 def test_configuration_that_makes_no_sense_is_refused(wrong, message):
