@@ -19,7 +19,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from penstock import _mesh, _sequence_feeds
-from penstock._errors import FeedError, check_type, listed, nearest
+from penstock._errors import FeedError, listed, nearest
 from penstock._mesh import Layout
 from penstock._program import sequences
 from penstock._program.inputs import DeviceFeed, Feed, FeedSpec
@@ -116,8 +116,11 @@ def check_feed(
     feed: Feed, specs: Mapping[str, FeedSpec], declared: Mapping[str, FeedSpec] | None = None
 ) -> tuple[dict[str, Column], int]:
     """Return the inputs that `specs` name, in their declared shape and dtype, and their length."""
-    why = "Tuples are named by feed_order, which trainer.train and trainer.test take."
-    check_type("feed", feed, Mapping, f"a dict of input name to array. {why}", FeedError)
+    if not isinstance(feed, Mapping):
+        raise FeedError(
+            f"feed got {type(feed).__name__}, expected a dict of input name to array. Tuples are "
+            "named by feed_order, which trainer.train and trainer.test take."
+        )
     problems, columns = [], {}
     # All problems at once: a reader is most often wrong in several inputs.
     inputs = specs if declared is None else declared

@@ -383,5 +383,6 @@ def _raise_shifted(
     got, wanted = next((n, o) for n, o in zip(names, other_names, strict=False) if n != o)
     raise ProgramError(
         f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
-        f"{_SHIFTED}"
+        "A layer that only one of them has shifts automatic names. Name it, create it last, "
+        "or put it in a layers.scope."
     )

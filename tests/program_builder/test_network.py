@@ -328,7 +328,7 @@ REFUSALS = {
         None,
         r"the train program of program got 'one/w' with shape \(4, 2\) and dtype float32, expected "
         r"shape \(4, 1\) and dtype float32 as in another program. All programs share one parameter "
-        "tree. Put each network into a layers.scope.",
+        "tree. Put each network into a layers.scope of its own.",
     ),
     "objectives that want one name with other attributes": (
         {"a": objective("one"), "b": objective("one", trainable=False)},
