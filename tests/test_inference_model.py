@@ -343,7 +343,7 @@ def test_threads_ask_one_model_at_a_time_and_at_once(saved):
         assert_same_bits(answer, trainer.infer(feed))
 
 
-@pytest.mark.parametrize("trials", [300, pytest.param(4_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_damaged_file_is_refused(trials, saved, tmp_path):
     path, whole = tmp_path / "model.penstock", saved(draw_images)[1].read_bytes()
     random = np.random.default_rng(1)

@@ -83,8 +83,6 @@ def as_config(
     checkpoint: CheckpointConfig | str | os.PathLike[str] | None,
 ) -> CheckpointConfig | None:
     """Return the configuration of a `Trainer`'s checkpoints; a folder stands for the defaults."""
-    if checkpoint is None or isinstance(checkpoint, CheckpointConfig):
-        return checkpoint
     if isinstance(checkpoint, (str, os.PathLike)):
         return CheckpointConfig(directory=checkpoint)
     if checkpoint is None or isinstance(checkpoint, CheckpointConfig):

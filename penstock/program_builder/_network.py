@@ -383,6 +383,5 @@ def _raise_shifted(
     got, wanted = next((n, o) for n, o in zip(names, other_names, strict=False) if n != o)
     raise ProgramError(
         f"{owner} got the name {got!r} for what is {wanted!r} in {expected}, both made at {line}. "
-        "A layer that only one of them has shifts automatic names. Name it, create it last, "
-        "or put it in a layers.scope."
+        f"{_SHIFTED}"
     )

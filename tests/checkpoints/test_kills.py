@@ -9,7 +9,7 @@ from benchmarks import kill_and_resume
 # Half of the kills are aimed at a save. Each process that imports JAX takes seconds.
 @pytest.mark.slow
 def test_killed_run_ends_with_the_bits_of_one_that_nobody_killed(tmp_path):
-    num_kills = 12
+    num_kills = 20
     result = kill_and_resume.run(tmp_path, num_kills=num_kills, seed=1)
     assert result.unreadable == []
     assert result.has_equal_bits

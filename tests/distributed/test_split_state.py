@@ -98,7 +98,7 @@ def test_part_that_is_damaged_or_of_another_save_leaves_the_checkpoint_before(tr
 def test_kills_of_two_processes_leave_the_bits_of_a_run_without(tmp_path):
     chosen, folder, num_begun = random.Random(0), tmp_path / "killed", set()
     expected = run_group(2, 2, MODULE, tmp_path / "plain", "full", 40)[0]["digest"]
-    num_kills = int(os.environ.get("PENSTOCK_KILLS", "5"))
+    num_kills = int(os.environ.get("PENSTOCK_KILLS", "8"))
     for _ in range(num_kills):
         # Counted in steps, so that a busy machine gets as far; the rest is anywhere in a save.
         after = f"{chosen.randint(1, 40)}:{chosen.uniform(0, 0.1)}"

@@ -30,8 +30,8 @@ LARGE = {
 
 # Other widths and depths of functions that are tried whole: what they keep to is read off a trace.
 VARIANTS = {
-    *("mobilenet_v1", "mobilenet_v1_050", "mobilenet_v1_075", "mobilenet_v2", "mobilenet_v2_140"),
-    *("mobilenet_v3_large", "mobilenet_v3_large_minimalistic", "resnet_cifar10", "vgg_a", "vgg_19"),
+    *("mobilenet_v1_050", "mobilenet_v1_075", "mobilenet_v2_140"),
+    *("mobilenet_v3_large_minimalistic", "resnet_cifar10", "vgg_a", "vgg_19"),
     *(f"{kind}_{depth}" for kind in ("resnet_v1", "resnet_v2") for depth in (101, 152, 200)),
     *("keras_resnet_v2_101", "keras_resnet_v2_152"),
     *("nasnet_large", "keras_nasnet_large", "pnasnet_large"),

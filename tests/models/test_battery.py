@@ -208,14 +208,22 @@ def test_network_infers_tests_as_it_infers_and_trains(name):
     check_network(name)
 
 
-# Of three cells: those of the others are the same, and compile for minutes. TF-Slim's for ImageNet
-# trains in test_nasnet.py.
+# Of few blocks: those of the others are the same, and compile for minutes. TF-Slim's NASNet for
+# ImageNet trains in test_nasnet.py.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nasnet_cifar", "keras_nasnet_mobile", "pnasnet_mobile"])
-def test_network_of_few_cells_infers_tests_as_it_infers_and_trains(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("resnet_cifar10", {"depth": 8}),
+        ("nasnet_cifar", {"num_cells": 3}),
+        ("keras_nasnet_mobile", {"num_cells": 3}),
+        ("pnasnet_mobile", {"num_cells": 3}),
+    ],
+)
+def test_network_of_few_blocks_infers_tests_as_it_infers_and_trains(name, changes, monkeypatch):
     # By taps depthwise convolutions compile twice as long.
     monkeypatch.setattr(_convolution, "_MOST_TAPS", 0)
-    check_network(name, num_cells=3)
+    check_network(name, **changes)
 
 
 @pytest.mark.quick("mobilenet_v1_025")

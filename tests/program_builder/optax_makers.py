@@ -126,13 +126,6 @@ def names() -> list[str]:
     return sorted({*optimizers, *_MADE} - DEPRECATED)
 
 
-def kinds() -> list[str]:
-    """Return the names, but for `scale_by_adam` and its like where there is an `adam` too."""
-    every = names()
-    whole = {name: name.replace("scale_by_", "", 1) for name in every}
-    return [name for name in every if whole[name] == name or whole[name] not in every]
-
-
 def make(name: str) -> optax.GradientTransformation:
     """Return the optimizer; of one that only gives a direction, with a learning rate after it."""
     short = name.rpartition(".")[2]

@@ -158,21 +158,15 @@ def assert_steps_are_alike(
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=atol), *stepped)
 
 
-# Each network, each optimizer and each layout.
-VARIANTS = [
-    ("mlp", "adamw", "full"),
-    ("transformer", "momentum", "model 4"),
-    ("resnet", "multi_transform", "optimizer"),
-    ("lstm", "lars", "model 2"),
-    ("gan", "adafactor", "model 4, full"),
-    ("flax", "muon", "full"),
-    ("mlp", "lamb", "model 2"),
-    ("lstm", "sgd", "full"),
-]
+def variants():
+    """Yield every network with every optimizer, and each of the two in every layout."""
+    for i, network in enumerate((*NETWORKS, "gan")):
+        for j, optimizer in enumerate(OPTIMIZERS):
+            yield network, optimizer, list(LAYOUTS)[(i + j - 1) % len(LAYOUTS)]
 
 
 @pytest.mark.quick("mlp-adamw-full")
-@pytest.mark.parametrize(("network", "optimizer", "layout"), VARIANTS)
+@pytest.mark.parametrize(("network", "optimizer", "layout"), list(variants()))
 def test_losses_are_those_of_a_state_that_every_device_holds(network, optimizer, layout):
     trainer, expected = train(network, optimizer)
     num_bytes = count_bytes(trainer)
@@ -180,7 +174,10 @@ def test_losses_are_those_of_a_state_that_every_device_holds(network, optimizer,
     # Its seven batch norms make 1e-4 of a last digit in 12 steps: so far is one device from eight.
     rtol = 2e-4 if network == "resnet" else 5e-6
     np.testing.assert_allclose(losses, expected, rtol=rtol, atol=5e-6)
-    assert count_bytes(trainer) < num_bytes
+    # Without momentum there is no state of the optimizer, and flax's layers choose no axes.
+    has_parts = layout != "optimizer" or optimizer != "sgd"
+    if has_parts and (network != "flax" or "full" in layout):
+        assert count_bytes(trainer) < num_bytes
 
 
 def test_full_leaves_each_of_eight_devices_an_eighth_of_what_is_large():

@@ -101,7 +101,9 @@ def test_parts_draw_each_its_own_mask():
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "2"])
 def test_number_of_parts_that_is_none_is_refused(steps):
-    with pytest.raises(ProgramError, match=r"gradient_accumulation_steps got .* expected a whole"):
+    with pytest.raises(
+        ProgramError, match=r"gradient_accumulation_steps got .* expected an integer of 1"
+    ):
         ps.Trainer(program, optax.sgd(0.1), gradient_accumulation_steps=steps)
 
 

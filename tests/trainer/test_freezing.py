@@ -14,7 +14,7 @@ from penstock import layers, optimizers
 from penstock._errors import ProgramError, UnknownNameError
 from tests.checkpoints.runs import as_killed_at, whole_state
 from tests.networks import assert_same_bits, compile_warnings, host
-from tests.program_builder.optax_makers import kinds, make
+from tests.program_builder.optax_makers import make, names
 
 ONE = jax.devices("cpu")[0]
 RNG = np.random.default_rng(0)
@@ -130,7 +130,7 @@ def trainable(trainer):
 
 
 @pytest.mark.quick("8")
-@pytest.mark.parametrize("num_devices", [1, 8])
+@pytest.mark.parametrize("num_devices", [1, 3, 8])
 def test_unfreezing_keeps_every_bit_and_begins_the_moments_of_what_becomes_trainable(num_devices):
     place = jax.devices()[:num_devices]
     trainer = ps.Trainer(program, parted(), place=place, freeze="backbone")
@@ -206,7 +206,7 @@ def test_freezing_a_part_of_several_objectives_leaves_the_other_as_it_is():
 
 # What no Trainer of this network runs.
 REFUSED = {"line search in MultiSteps", "optax.measure_with_ema", "optax.contrib.scale_by_muon"}
-EACH = [name for name in kinds() if name not in REFUSED]
+EACH = [name for name in names() if name not in REFUSED]
 
 
 @pytest.mark.quick("optax.adamw", "optax.lookahead")
