@@ -27,14 +27,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from penstock import _mesh, _metrics
 from penstock._errors import ProgramError
 from penstock._mesh import Layout
-from penstock._parameter_names import (
-    Key,
-    Path,
-    flatten,
-    nest,
-    nest_variables,
-    spell,
-)
+from penstock._parameter_names import Key, Path, flatten, nest, nest_variables, spell
 from penstock._program.frame import (
     Frame,
     MicroBatch,

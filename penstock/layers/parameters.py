@@ -16,13 +16,7 @@ from jax.typing import DTypeLike
 
 from penstock._errors import ProgramError, check_number, check_type
 from penstock._parameter_names import Path, spell
-from penstock._program.frame import (
-    Frame,
-    Initializer,
-    ParameterSpec,
-    check_name,
-    current_frame,
-)
+from penstock._program.frame import Frame, Initializer, ParameterSpec, check_name, current_frame
 from penstock.layers.initializers import XAVIER
 
 T = TypeVar("T")

@@ -12,23 +12,13 @@ import jax
 from jax.typing import ArrayLike
 
 from penstock import _mesh, _metrics
-from penstock._errors import (
-    FixedAttributes,
-    ProgramError,
-    check_int,
-    check_known,
-)
+from penstock._errors import FixedAttributes, ProgramError, check_int, check_known
 from penstock._mesh import StateSharding
 from penstock._padded_batches import DeviceBatch
 from penstock._parameter_names import Nested
 from penstock._program.frame import Variables
 from penstock._program.inputs import Feed, FeedSpec
-from penstock._program.precision import (
-    ParameterSharding,
-    Precision,
-    PrecisionName,
-    ProgramOptions,
-)
+from penstock._program.precision import ParameterSharding, Precision, PrecisionName, ProgramOptions
 from penstock.program_builder import _inspect, _objective
 from penstock.program_builder._network import Network
 from penstock.program_builder._step import State

@@ -30,13 +30,7 @@ from penstock._errors import (
 from penstock._files import replacing
 from penstock._interrupts import Interrupts
 from penstock._mesh import Place, StateSharding
-from penstock._parameter_names import (
-    Patterns,
-    Rename,
-    Selection,
-    check_patterns,
-    subtract_patterns,
-)
+from penstock._parameter_names import Patterns, Rename, Selection, check_patterns, subtract_patterns
 from penstock._parameters import has_parameters, load_parameters
 from penstock._reader_items import Feed, FeedOrder, ReaderLike
 from penstock._version import list_versions

@@ -19,14 +19,7 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from penstock import (
-    CheckpointConfig,
-    ProgramBuilder,
-    _mesh,
-    handlers,
-    models,
-    optimizers,
-)
+from penstock import CheckpointConfig, ProgramBuilder, _mesh, handlers, models, optimizers
 from penstock._text_tables import scale_bytes
 from penstock.commands._failures import UsageError, split_words
 from penstock.commands._flags import PerformanceFlags, TrainFlags, UnusedFlags, to_json

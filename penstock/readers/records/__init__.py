@@ -19,12 +19,8 @@ from penstock.readers.records.blobs import ImagePreprocessor as ImagePreprocesso
 from penstock.readers.records.blobs import (
     ImageRandomSizeCropPreprocessor as ImageRandomSizeCropPreprocessor,
 )
-from penstock.readers.records.blobs import (
-    ImageResizePreprocessor as ImageResizePreprocessor,
-)
-from penstock.readers.records.blobs import (
-    NormByChannelPreprocessor as NormByChannelPreprocessor,
-)
+from penstock.readers.records.blobs import ImageResizePreprocessor as ImageResizePreprocessor
+from penstock.readers.records.blobs import NormByChannelPreprocessor as NormByChannelPreprocessor
 from penstock.readers.records.blobs import RawCodec as RawCodec
 from penstock.readers.records.blobs import build_ofrecord as build_ofrecord
 from penstock.readers.records.blobs import parse_ofrecord as parse_ofrecord
