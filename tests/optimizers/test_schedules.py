@@ -32,6 +32,11 @@ TABLE = {  # 0.01, 100 steps of warmup, 1000 steps: step to rate
 }
 
 
+def test_number_of_steps_may_be_a_quotient():
+    options = ScheduleOptions(learning_rate_decay_type="cosine", warmup_steps=2)
+    close(rates(options, 640 / 64, 10), rates(options, 10))
+
+
 @pytest.mark.parametrize(("scheme", "factor"), TABLE)
 def test_scheme_gives_the_reference_values(scheme, factor):
     options = ScheduleOptions(
