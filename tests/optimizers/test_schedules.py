@@ -252,7 +252,7 @@ def test_options_that_contradict_each_other_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "more", "message"),
     [
-        ({}, {"num_steps": 0}, "num_steps=0, expected an integer of 1 or more"),
+        ({}, {"num_steps": 0}, "num_steps=0, expected a number of 1 or more"),
         ({}, {"num_steps": 9}, "steps_per_epoch=None, expected a number that times num_epochs_per"),
         ({}, {"num_steps": 9, "steps_per_epoch": 0.1}, "steps_per_epoch=0.1, expected"),
         (
