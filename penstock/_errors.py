@@ -133,13 +133,15 @@ def check_number(
     try:
         is_above = low < value if ends[0] == "(" else low <= value
         is_inside = is_above and (value < high if ends[1] == ")" else value <= high)
-    except TypeError:  # such as text
+    except (TypeError, ValueError):  # such as text, or an array of several
         is_inside = False
-    if not is_inside or isinstance(value, bool):
-        expected = "number " + _INTERVALS[ends].format(f"{low:g}", f"{high:g}")
+    if not is_inside or isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool":
+        # Of more digits than `:g` has: a table may have millions of rows.
+        expected = "number " + _INTERVALS[ends].format(f"{low:.12g}", f"{high:.12g}")
         if high == math.inf:
             kind = "number" if ends[1] == "]" else "finite number"
-            expected = f"{kind} above {low:g}" if ends[0] == "(" else f"{kind} of {low:g} or more"
+            least = f"{low:.12g}"
+            expected = f"{kind} above {least}" if ends[0] == "(" else f"{kind} of {least} or more"
         raise error(f"{_begin(thing, repr(value))}, expected a {expected}. {why}")
 
 

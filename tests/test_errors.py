@@ -7,6 +7,7 @@ import re
 import weakref
 
 import jax
+import numpy as np
 import optax
 import pytest
 
@@ -121,11 +122,20 @@ def test_lines_of_a_package_are_the_users_though_its_name_begins_as_that_of_jax(
     assert is_user_file(str(packages / folder / "model.py")) == is_users
 
 
-@pytest.mark.parametrize("value", [True, "0.5", None, float("nan"), 1.5])
+@pytest.mark.parametrize(
+    "value", [True, np.True_, "0.5", None, float("nan"), 1.5, np.array([0.1, 0.2])]
+)
 def test_what_is_no_number_of_an_interval_is_refused(value):
     text = rf"\Adropout got {re.escape(repr(value))}, expected a number from 0 to 1\. It is a share"
     with pytest.raises(ValueError, match=text):
         _errors.check_number("dropout", value, "[0, 1]", "It is a share.")
+
+
+def test_ends_of_an_interval_are_said_to_the_last_digit():
+    with pytest.raises(ValueError, match=r"expected a number from -1234567 to 1234566\. "):
+        _errors.check_number("k", 1234567, "[-1234567, 1234566]", "It is a row.")
+    with pytest.raises(ValueError, match=r"expected a number of 12345678 or more\. "):
+        _errors.check_number("k", 0, "[12345678, inf]", "It is a row.")
 
 
 def test_names_that_there_are_several_of_are_listed_with_the_nearest():

@@ -264,6 +264,25 @@ def test_the_weights_of_a_file_are_parameters(saved, tmp_path):
         ps.Inferencer(draw_images, tmp_path / "small")
 
 
+def test_whether_rows_may_be_padded_is_found_for_the_parameters_that_are_written(tmp_path):
+    def program():
+        x = layers.data("x", [2])
+        weight = layers.create_parameter([], attr=layers.ParamAttr(name="weight"))
+        return x + jnp.where(weight > 0, jnp.max(x, axis=0, keepdims=True), 0.0)
+
+    def train_program():
+        return layers.mean(program())
+
+    trainer = ps.Trainer(train_program, optax.sgd(0.1), infer_func=program, place=one_device())
+    for value in (0.0, 1.0):
+        trainer.parameters["weight"] = np.float32(value)
+        # Of three examples, whose answers are looked at once.
+        list(trainer.predict([{"x": np.ones([3, 2], np.float32)}]))
+        trainer.save_inference_model(tmp_path / "a.penstock")
+        model = ps.InferenceModel.load(tmp_path / "a.penstock")
+        assert model.manifest.takes_padding is (value == 0)
+
+
 def test_another_function_of_the_parameters_is_written(tmp_path):
     trainer = ps.Trainer(classifier_program, optax.sgd(0.1), place=one_device())
     trainer.save_inference_model(tmp_path / "a", lambda: (classifier() * 2,), names=list("abc"))

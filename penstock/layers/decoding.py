@@ -353,6 +353,7 @@ def beam_search(
     >>> words.tolist(), scores.tolist(), parents.tolist()
     ([[1, 0]], [[-1.25, -1.5]], [[0, 1]])
     """
+    check_int("layers.beam_search: beam_size", beam_size, 1)
     check_choice("layers.beam_search got level=", level, (0,), "Beams are an axis. Leave it out.")
     scores, pre_scores = jnp.asarray(scores), jnp.asarray(pre_scores)
     pre_ids = arguments.integers("beam_search", "pre_ids", pre_ids)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from penstock._errors import check_int, check_known, check_number
+from penstock._errors import check_known, check_number
 
 DecayType = Literal["fixed", "exponential", "polynomial", "cosine", "one_cycle"]
 DecayScheme = Literal["", "luong234", "luong5", "luong10"]
@@ -222,7 +222,8 @@ def _window(
     fastnn_compat: bool,
 ) -> _Window | None:
     """Return when the rate decays; None where it never does."""
-    check_int("schedule got num_steps=", num_steps, 1, "It counts the run's steps.")
+    # A quotient of numbers of samples may be a float.
+    check_number("schedule got num_steps=", num_steps, "[1, inf]", "It counts the run's steps.")
     decay_type, warmup_steps = options.learning_rate_decay_type, options.warmup_steps
     if decay_type == "fixed":
         return None

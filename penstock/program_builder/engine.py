@@ -270,8 +270,12 @@ class Programs:
         """
         batch = self._infer_feeder.prepare([feed], shares)
         program = self.keep("infer", self.infer_program)
+        bucket = self._find_bucket(batch.rows, num_rows)
         # Compiled for few sizes where each row is made of its own example.
-        bucket = self._choose_bucket(variables, batch, num_rows)
+        if bucket is not None and bucket.size not in self._is_by_rows:
+            self._is_by_rows[bucket.size] = self._try_padding(variables, batch, bucket)
+        if bucket is not None and not self._is_by_rows[bucket.size]:
+            bucket = None
         placed = self._infer_feeder.put(batch, bucket)
         return Answer(batch, placed.rows, program(variables, placed.feed, placed.rows))
 
@@ -315,23 +319,20 @@ class Programs:
         """Return whether each of up to three examples has its own rows of answers. Collective."""
         batch = self._infer_feeder.prepare([feed])
         size = max(4, _mesh.count_parts(self.mesh) * 2)
-        return self._choose_bucket(variables, batch, size) is not None
+        bucket = self._find_bucket(batch.rows, size)
+        # Tried anew, and kept for this alone: of other parameters it may have been another.
+        return bucket is not None and self._try_padding(variables, batch, bucket)
 
-    def _choose_bucket(
-        self, variables: Variables, batch: HostBatch, num_rows: int | None
-    ) -> Rows | None:
-        """Return the power of two that a feed is padded to; None where examples must be alone."""
-        parts, rows, probe = _mesh.count_parts(self.mesh), batch.rows, self.infer_probe
+    def _find_bucket(self, rows: Rows, num_rows: int | None) -> Rows | None:
+        """Return the power of two to pad a feed to; None where it is that, or cannot be padded."""
+        parts, probe = _mesh.count_parts(self.mesh), self.infer_probe
         size = parts << (rows.size // parts - 1).bit_length()
         if num_rows is not None:
             size = max(rows.size, num_rows)
         is_cut = all(item.rows for item in probe.structure.items) and not probe.has_size
         if rows.num_examples == size or not is_cut:
             return None
-        bucket = Rows(size, size, ((0, size),))
-        if size not in self._is_by_rows:
-            self._is_by_rows[size] = self._try_padding(variables, batch, bucket)
-        return bucket if self._is_by_rows[size] else None
+        return Rows(size, size, ((0, size),))
 
     def _try_padding(self, variables: Variables, batch: HostBatch, bucket: Rows) -> bool:
         """Return whether the rows of examples are the same beside any padding. Collective."""

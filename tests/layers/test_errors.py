@@ -476,6 +476,7 @@ SEARCHES = {
     r"pre_ids of shape \(1, 2\), expected \[1, 3\]": beams([1, 3, 2]),
     "beam_size=5, expected a number from 1 to 4": beams([1, 2, 2], 5),
     "level=1, expected 0": beams([1, 2, 2], level=1),
+    "layers.beam_search: beam_size got 1.5, expected an integer": beams([1, 2, 2], 1.5),
     "layers.beam_search got pre_ids of dtype float32": beams([1, 2, 2], ids=BEAMS * 1.0),
     r"beam_size=2, expected three of shape \[S, B, 2\]": lambda: layers.beam_search_decode(
         jnp.ones([3, 1, 2], int), jnp.ones([3, 1, 2]), jnp.ones([2, 1, 2], int), 2, 0

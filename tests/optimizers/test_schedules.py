@@ -32,6 +32,11 @@ TABLE = {  # 0.01, 100 steps of warmup, 1000 steps: step to rate
 }
 
 
+def test_number_of_steps_may_be_a_quotient():
+    options = ScheduleOptions(learning_rate_decay_type="cosine", warmup_steps=2)
+    close(rates(options, 640 / 64, 10), rates(options, 10))
+
+
 @pytest.mark.parametrize(("scheme", "factor"), TABLE)
 def test_scheme_gives_the_reference_values(scheme, factor):
     options = ScheduleOptions(
@@ -247,7 +252,7 @@ def test_options_that_contradict_each_other_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "more", "message"),
     [
-        ({}, {"num_steps": 0}, "num_steps=0, expected an integer of 1 or more"),
+        ({}, {"num_steps": 0}, "num_steps=0, expected a number of 1 or more"),
         ({}, {"num_steps": 9}, "steps_per_epoch=None, expected a number that times num_epochs_per"),
         ({}, {"num_steps": 9, "steps_per_epoch": 0.1}, "steps_per_epoch=0.1, expected"),
         (
