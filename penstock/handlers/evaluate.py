@@ -160,7 +160,7 @@ class Evaluate:
         self._is_due = bool(state.get("is_due"))  # earlier checkpoints do not have it
 
     def _begin(self, event: events.BeginTraining) -> None:
-        if self._trainer is not event.trainer:
+        if self._trainer is not None and self._trainer is not event.trainer:
             self.results = []
         self._trainer = get_trainer(event, "Evaluate")
         self._monitor.check(self._trainer)

@@ -80,8 +80,8 @@ class _Plateau(abc.ABC):
                 self._trainer = None
 
     def _is_another_run(self, event: events.BeginTraining) -> bool:
-        last = None if self._last_trainer is None else self._last_trainer()
-        return not event.global_step or last is not event.trainer
+        last = self._last_trainer
+        return not event.global_step or (last is not None and last() is not event.trainer)
 
     def _begin_anew(self) -> None:
         self._best, self._num_bad_epochs = None, 0
