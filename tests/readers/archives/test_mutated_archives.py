@@ -1,4 +1,4 @@
-"""5,000 damaged archives of the named sets, a slice of them in `make test`: each is read right, or
+"""20,000 damaged archives of the named sets, a slice of them in `make test`: each is read right, or
 refused by an error of ours that names the file. A case is one seed.
 """
 
@@ -119,7 +119,7 @@ def empty(folder: Path) -> None:
 
 
 @on_linux
-@in_parts(5_000, num_quick=len(ORIGINALS))
+@in_parts(20_000, num_quick=len(ORIGINALS))
 def test_damaged_archives_are_read_right_or_refused_by_name(cases, tmp_path):
     program = f"print(*files.run_cases({cases!r}, Path(sys.argv[1])))"
     module = "tests.readers.archives.test_mutated_archives"

@@ -1,4 +1,4 @@
-"""10,000 damaged record files, a slice of them in `make test`: each gives what was written, in
+"""100,000 damaged record files, a slice of them in `make test`: each gives what was written, in
 order, or an error of ours. A case is one seed.
 """
 
@@ -295,7 +295,7 @@ MAX_GROWTH_BYTES = 256 << 20
 
 
 @on_linux
-@in_parts(10_000, num_quick=250)
+@in_parts(100_000, num_quick=250)
 def test_mutated_files_give_right_records_in_order_or_our_error(cases, tmp_path):
     program = f"print(files.grow({cases!r}, Path(sys.argv[1])))"
     (growth_bytes,) = run_in_a_child(program, "tests.readers.records.test_mutated_files", tmp_path)
