@@ -189,14 +189,14 @@ class WatchedChildren:
     """
 
     def __init__(self) -> None:
-        self._known = {child.pid for child in _children()}
+        self._watched = {child.pid for child in _children()}
 
     def watch_new(self) -> None:
         """Have the guardian watch the processes that have appeared. It costs 1 us if none has."""
-        new = [child for child in _children() if child.pid not in self._known]
+        new = [child for child in _children() if child.pid not in self._watched]
         if not new:
             return
-        self._known |= {child.pid for child in new}
+        self._watched |= {child.pid for child in new}
         guardian, own = _Workers.guardian, {child.pid for child in new if child.daemon}
         with _Workers.lock:
             # It must know of all workers when this process is gone; those of before a fork are not.

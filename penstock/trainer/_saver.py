@@ -262,7 +262,7 @@ class Saver:
         # Held while something is written and no longer: a notebook makes many trainers.
         self._lock = FolderLock(store.directory)
         self._is_held = False
-        self._known: set[int] | None = None  # checkpoints that were there when it was last held
+        self._steps: set[int] | None = None  # checkpoints that were there when it was last held
         self._writer = _checkpoint.Writer(store, is_asynchronous=store.config.is_asynchronous)
         self._clock = time.monotonic
         self._spare: list[jax.Array] = []  # the last snapshot, where its memory is used again
@@ -309,7 +309,7 @@ class Saver:
             self._is_held = False
             if self._lock.is_held:
                 # What another run adds from here on is found when it is next held.
-                self._known = set(self.store.steps())
+                self._steps = set(self.store.steps())
                 self._lock.release()
 
     def _take(self) -> None:
@@ -319,7 +319,7 @@ class Saver:
             raise self.store.cannot_write(error) from error
         # A save that a second interrupt abandoned was finished since, and is ours.
         own = {self._saved.global_step} if self._saved else set()
-        new = set(self.store.steps()) - self._known - own if self._known is not None else set()
+        new = set(self.store.steps()) - self._steps - own if self._steps is not None else set()
         if new:
             self._lock.release()  # what was refused once is not known, and is refused again
             raise FolderInUseError(
@@ -329,7 +329,7 @@ class Saver:
                 "the newest, or give this run a folder of its own."
             )
         # The first time only: a trial and a cleaning are for whoever begins here.
-        if self._known is None:
+        if self._steps is None:
             self.store.try_writing()
             self.store.tidy()
 

@@ -100,7 +100,7 @@ def _register(function: Any, **fields: Any) -> None:
     CASES[name] = case
 
 
-def _given(names: Sequence[str]) -> dict[str, Any]:
+def _make_arguments(names: Sequence[str]) -> dict[str, Any]:
     """Return, inside a program, what a function takes: inputs, a mean, a key or the mode."""
     special = {
         "mean": lambda: layers.mean,
@@ -130,7 +130,7 @@ def body(**fields: Any) -> Callable[[Any], Any]:
                 name: layers.create_parameter(shape, name=name, default_initializer=normal)
                 for name, shape in shapes.items()
             }
-            return function(**_given(names), **params)
+            return function(**_make_arguments(names), **params)
 
         def bare(variables: Any, feed: Any, is_training: bool) -> tuple[Any, Any]:
             inputs = {**feed, "mean": jnp.mean}
@@ -159,7 +159,7 @@ def module(*, has_keys: bool = False, **fields: Any) -> Callable[[Any], Any]:
         parameters = list(inspect.signature(cls.__call__).parameters)[1:]
 
         def program() -> Any:
-            return cls(name="net")(**_given(parameters))
+            return cls(name="net")(**_make_arguments(parameters))
 
         def bare(variables: Any, feed: Any, is_training: bool) -> tuple[Any, Any]:
             inputs = {**feed, "train": is_training}

@@ -182,7 +182,7 @@ class _Renaming:
         self, names: Mapping[str, str], parse: Callable[[bytes], messages.FeatureMap]
     ) -> None:
         self._names, self._parse = names, parse
-        self._found: set[str] = set()
+        self._met: set[str] = set()
 
     def parse(self, payload: bytes) -> dict[str, object]:
         features = self._parse(payload)
@@ -195,12 +195,12 @@ class _Renaming:
             values[self._names.get(name, name)] = [] if value is None else value
         if len(values) < len(features):
             raise _build_clash_error(list(features), self._names)
-        self._found.update(features)
+        self._met.update(features)
         return values
 
     def warn_of_unused(self) -> None:
-        for name in sorted(set(self._names) - self._found):
-            hint = nearest(name, self._found)
+        for name in sorted(set(self._names) - self._met):
+            hint = nearest(name, self._met)
             _LOGGER.warning("rename got '%s', which no record has.%s", name, hint)
 
 
