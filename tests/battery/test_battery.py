@@ -33,10 +33,9 @@ PLACES = {
 }
 
 
-# What tells a place apart: on one device every batch is full, what three have of a full one or of a
-# single row eight have too, and beside a second axis a batch that four do not divide is whole on
-# each device.
-SIZES_OF = {"1": UNEVEN, "3": UNEVEN, "4x2": FULL_AND_UNEVEN, "8": SIZES}
+# What tells a place apart: on one device every batch is full, what three have of a single row eight
+# have too, and beside a second axis a batch that four do not divide is whole on each device.
+SIZES_OF = {"1": UNEVEN, "3": FULL_AND_UNEVEN, "4x2": FULL_AND_UNEVEN, "8": SIZES}
 
 
 def variants():
